@@ -1,0 +1,222 @@
+"""One typed configuration: a TOML file, overridden by environment variables, overridden by flags.
+
+DUALPATH_SECTION__FIELD=value sets one field (DUALPATH_TIMEOUTS__LOOKUP_S=0.5). Sizes take a number of bytes or "256MiB".
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from common.errors import ConfigError
+from common.faults import Fault
+
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+ENV_PREFIX = "DUALPATH_"
+
+
+def parse_size(value: object) -> object:
+    """'256MiB' -> 268435456; numbers pass."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError(f"{value!r} is not a size: write a number of bytes or, say, 256MiB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ModelConfig(_Section):
+    """What is served. path: a directory, or a hub id that transformers can fetch."""
+
+    path: str = ""
+    name: str = ""
+    dtype: str = "float32"
+    device: str = "cpu"
+    block_size: Count = 64
+    digest: str | None = None
+    max_context_tokens: int | None = Field(default=None, gt=0)
+
+
+class NetworkConfig(_Section):
+    """Addresses. host binds control sockets; snic and cnic are the storage and the compute interface's addresses."""
+
+    host: str = "127.0.0.1"
+    snic: str = "127.0.0.1"
+    cnic: str = "127.0.0.1"
+    transport: Literal["auto", "shm", "tcp", "null"] = "auto"
+    node: str = ""
+
+
+class SecurityConfig(_Section):
+    """CURVE keys of the cluster: a directory with cluster.key_secret (zmq.auth certificates). Empty: loopback only."""
+
+    curve_dir: str = ""
+
+
+class StorageConfig(_Section):
+    """The block store behind the gateway."""
+
+    path: str = ""
+    staging: Size = 64 << 20
+    verify: bool = True
+    concurrency: Count = 8
+
+
+class SchedulerConfig(_Section):
+    """control: where the scheduler listens and everybody finds it. beta: cap on an engine's unfinished tokens."""
+
+    control: str = "tcp://127.0.0.1:5700"
+    read_side: Literal["pe_only", "de_only", "round_robin", "shorter_queue"] = "shorter_queue"
+    beta: Count = 1 << 20
+    max_waiting: Count = 4096
+
+
+class EngineConfig(_Section):
+    """One engine and its traffic manager. device_memory is KV memory ("HBM"), buffer the staging DRAM."""
+
+    device_memory: Size = 512 << 20
+    buffer: Size = 512 << 20
+    threads: int = Field(default=0, ge=0)
+
+
+class PrefillConfig(EngineConfig):
+    """resident_layers: at most so many layers of a forward batch are in device memory at once."""
+
+    device_memory: Size = 256 << 20
+    resident_layers: Annotated[int, Field(ge=2)] = 3
+    max_batch_tokens: Count = 512
+    max_batch_requests: Count = 16
+
+
+class DecodeConfig(EngineConfig):
+    max_running: Count = 16
+
+
+class FrontendConfig(_Section):
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    max_attempts: Count = 3
+    max_pending: Count = 1024
+
+
+class TimeoutsConfig(_Section):
+    """Every wait has one of these deadlines, in seconds."""
+
+    call_s: Seconds = 5.0
+    register_s: Seconds = 120.0
+    heartbeat_s: Seconds = 0.5
+    heartbeat_timeout_s: Seconds = 5.0
+    lookup_s: Seconds = 0.2
+    breaker_s: Seconds = 2.0
+    read_s: Seconds = 20.0
+    store_s: Seconds = 20.0
+    transfer_s: Seconds = 20.0
+    stage_s: Seconds = 60.0
+    request_s: Seconds = 600.0
+    drain_s: Seconds = 20.0
+
+
+class LogConfig(_Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["console", "json"] = "console"
+
+
+class Config(_Section):
+    """Everything a process needs to know. The same file serves every role."""
+
+    model: ModelConfig = ModelConfig()
+    network: NetworkConfig = NetworkConfig()
+    security: SecurityConfig = SecurityConfig()
+    storage: StorageConfig = StorageConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    prefill: PrefillConfig = PrefillConfig()
+    decode: DecodeConfig = DecodeConfig()
+    frontend: FrontendConfig = FrontendConfig()
+    timeouts: TimeoutsConfig = TimeoutsConfig()
+    log: LogConfig = LogConfig()
+    faults: list[Fault] = []
+
+    @model_validator(mode="after")
+    def _loopback_or_keys(self) -> Config:
+        hosts = {
+            "network.host": self.network.host,
+            "network.snic": self.network.snic,
+            "network.cnic": self.network.cnic,
+            "scheduler.control": endpoint_host(self.scheduler.control),
+        }
+        for name, host in hosts.items():
+            if not is_loopback(host) and not self.security.curve_dir:
+                raise ValueError(f"{name} {host!r} is not loopback: set security.curve_dir to a directory with CURVE keys")
+        return self
+
+
+def endpoint_host(endpoint: str) -> str:
+    """'tcp://[::1]:5700' -> '::1'. ValueError unless it is a tcp endpoint."""
+    match = re.fullmatch(r"tcp://(?:\[([^\]]+)\]|([^:\[\]]+)):(\d+|\*)", endpoint)
+    if match is None:
+        raise ValueError(f"{endpoint!r} is not an endpoint of the form tcp://HOST:PORT")
+    return match[1] or match[2]
+
+
+def is_loopback(host: str) -> bool:
+    """True for localhost and loopback addresses of both families."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def load_config(file: Path | None = None, overrides: dict[str, Any] | None = None) -> Config:
+    """Read the file, then the environment, then overrides (dotted names). ConfigError names the field and its source."""
+    values: dict[str, Any] = {}
+    if file is not None:
+        try:
+            values = tomllib.loads(file.read_text())
+        except OSError as error:
+            raise ConfigError(f"configuration file {file}: {error.strerror}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"configuration file {file} is not TOML: {error}") from None
+    for name, text in sorted(os.environ.items()):
+        if name.startswith(ENV_PREFIX) and "__" in name:
+            _assign(values, name.removeprefix(ENV_PREFIX).lower().split("__"), text)
+    for dotted, value in (overrides or {}).items():
+        if value is not None:
+            _assign(values, dotted.split("."), value)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "configuration"
+        raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _assign(values: dict[str, Any], path: list[str], value: object) -> None:
+    for part in path[:-1]:
+        values = values.setdefault(part, {})
+    values[path[-1]] = value
+
+
+def dump_config(config: Config) -> str:
+    """The configuration as JSON that read_dumped_config() takes back; how a launcher hands it to its children."""
+    return config.model_dump_json()
+
+
+def read_dumped_config(text: str) -> Config:
+    return Config.model_validate_json(text)

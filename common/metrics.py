@@ -1,0 +1,38 @@
+"""Counters and gauges of one process: kept by prometheus-client, scraped over HTTP, and carried in heartbeats."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class Metrics:
+    """One registry a process (or, in tests, a service)."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+
+    def counter(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Counter:
+        """The counter of that name (without the _total that exposition adds), made on first use."""
+        if name not in self._counters:
+            self._counters[name] = Counter(f"dualpath_{name}", help, labels, registry=self.registry)
+        return self._counters[name]
+
+    def gauge(self, name: str, help: str) -> Gauge:
+        """The gauge of that name, made on first use."""
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(f"dualpath_{name}", help, registry=self.registry)
+        return self._gauges[name]
+
+    def snapshot(self) -> dict[str, float]:
+        """Every value by its sample name without the dualpath_ prefix; labels follow in braces."""
+        values = {}
+        for family in self.registry.collect():
+            for sample in family.samples:
+                if sample.name.endswith("_created"):
+                    continue
+                labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+                name = sample.name.removeprefix("dualpath_")
+                values[f"{name}{{{labels}}}" if labels else name] = sample.value
+        return values

@@ -1,0 +1,121 @@
+"""What a model directory says about KV-cache, read without torch: geometry, limits, and the namespace of its blocks.
+
+KV bytes depend on more than tokens: weights, RoPE, layer count, heads, dtype, block size. All of it goes into the
+manifest, whose digest is the namespace of every block key (design: Storage), so KV of another model is never read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from common.blocks.geometry import DTYPE_BYTES, BlockGeometry, attention_geometry
+from common.errors import ConfigError
+from common.wire import message
+
+#: Version of the block layout and of the key derivation.
+FORMAT_VERSION = 1
+ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything that KV bytes depend on besides tokens. Equal manifests may share blocks."""
+
+    format_version: int
+    model_digest: str
+    geometry: BlockGeometry
+
+    @property
+    def namespace(self) -> bytes:
+        """Digest over the manifest: the root of every block key."""
+        parts = [f"{part.name}:{part.heads}:{part.width}:{part.dtype}" for part in self.geometry.parts]
+        text = "\n".join(
+            [
+                f"dualpath blocks {self.format_version}",
+                self.model_digest,
+                f"{self.geometry.num_layers} layers, {self.geometry.block_size} tokens",
+                *parts,
+            ]
+        )
+        return hashlib.blake2b(text.encode(), digest_size=32).digest()
+
+    def difference(self, other: Manifest) -> str | None:
+        """The first field in which two manifests differ, for an error message, or None."""
+        for name in ("format_version", "model_digest"):
+            if getattr(self, name) != getattr(other, name):
+                return f"{name}: {getattr(self, name)} != {getattr(other, name)}"
+        for name in ("num_layers", "block_size", "parts"):
+            if getattr(self.geometry, name) != getattr(other.geometry, name):
+                return f"geometry.{name}: {getattr(self.geometry, name)} != {getattr(other.geometry, name)}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDirectory:
+    """A checked model directory in the usual format (config.json, safetensors, tokenizer.json)."""
+
+    path: Path
+    architecture: str
+    config: dict[str, Any]
+    max_context_tokens: int
+    vocab_size: int
+    manifest: Manifest
+
+
+def read_model_directory(path: Path, dtype: str, block_size: int, digest: str | None = None) -> ModelDirectory:
+    """Read and check a model directory. ConfigError, naming what is missing, if it cannot be served.
+
+    dtype: name of a torch dtype, or "auto" for the checkpoint's own. digest: the weights' digest, if already known.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"model directory {path} does not exist: give a directory or a hub id with --model")
+    for name in ("config.json", "tokenizer.json"):
+        if not (path / name).is_file():
+            raise ConfigError(f"model directory {path} has no {name}: save the model with save_pretrained()")
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
+        raise ConfigError(f"model directory {path} has no weights (*.safetensors): save the model with save_pretrained()")
+    try:
+        config = json.loads((path / "config.json").read_text())
+        architecture = ARCHITECTURES[config["architectures"][0]]
+    except (ValueError, KeyError, IndexError, TypeError):
+        known = ", ".join(ARCHITECTURES)
+        raise ConfigError(f"{path / 'config.json'} names no supported architecture: one of {known}") from None
+    if dtype == "auto":
+        dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    if dtype not in DTYPE_BYTES:
+        raise ConfigError(f"model.dtype {dtype!r} is unknown: one of auto, {', '.join(DTYPE_BYTES)}")
+    heads = config["num_attention_heads"]
+    geometry = attention_geometry(
+        num_layers=config["num_hidden_layers"],
+        block_size=block_size,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        dtype=dtype,
+    )
+    return ModelDirectory(
+        path=path,
+        architecture=architecture,
+        config=config,
+        max_context_tokens=config["max_position_embeddings"],
+        vocab_size=config["vocab_size"],
+        manifest=Manifest(FORMAT_VERSION, digest or weights_digest(path), geometry),
+    )
+
+
+def weights_digest(path: Path) -> str:
+    """Digest of config.json and all weight files, by name and content (xxh3-128: reads as fast as memory)."""
+    digest = xxhash.xxh3_128()
+    for file in [path / "config.json", *sorted(path.glob("*.safetensors"))]:
+        digest.update(file.name.encode() + b"\0")
+        with file.open("rb") as stream:
+            while chunk := stream.read(8 << 20):
+                digest.update(chunk)
+    return str(digest.hexdigest())

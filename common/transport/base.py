@@ -1,0 +1,128 @@
+"""The contract of every transport: one-sided writes between registered regions (spec §5; shaped for RDMA verbs).
+
+Life of a region: register(memory) -> RegionDescriptor, which travels in control messages and, like an RDMA rkey, is the
+right to write there -> deregister, after which any write to it is refused and memory is no longer touched.
+
+Life of a transfer: write(batch) -> Transfer, running -> done | failed | cancelled. Awaiting it returns when the bytes
+are in place on the other side and visible there (so a message sent afterwards is a valid notice), or raises
+TransferError; a short or partial write is an error, never success. cancel() returns once both memories are quiet.
+
+A batch is one submission. Its runs are (source offset, target offset, length) in bytes; runs of one batch must not
+overlap on the target side. Every address is range-checked on the side that owns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import DualPathError, ErrorCode
+from common.transport.memory import Memory
+from common.wire import message
+
+
+class Intent(StrEnum):
+    """What a transfer is for; it maps to a traffic class (spec §5)."""
+
+    MODEL_COLLECTIVE = "model_collective"
+    KV_LOAD = "kv_load"
+    PD_HANDOFF = "pd_handoff"
+    KV_PERSIST = "kv_persist"
+
+
+class TransferError(DualPathError):
+    """Bytes did not arrive, or not all of them."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(ErrorCode.TRANSFER_FAILED, detail)
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RegionDescriptor:
+    """Where a region can be written: size in bytes, the secret key that grants it, and a way in per transport.
+
+    host: identity of the owner's host and pid namespace; shm: a path on that host which maps the region;
+    address: host:port of the owner's data listener ("" where there is none).
+    """
+
+    key: bytes
+    size: int
+    host: str
+    shm: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Runs to write from one local region into one remote region: int64 [n, 3] of source, target, length (bytes)."""
+
+    source: RegionDescriptor
+    target: RegionDescriptor
+    runs: NDArray[np.int64]
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.runs[:, 2].sum())
+
+
+class Transfer(Protocol):
+    """A batch in flight."""
+
+    def __await__(self) -> object: ...
+
+    async def cancel(self) -> None:
+        """Stop it. Returns once neither memory is touched any more; a transfer that is done stays done."""
+
+
+class Transport(Protocol):
+    """Moves batches. One event loop; all methods but the copying itself run on it."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None:
+        """Cancel what is in flight, deregister everything, free sockets and mappings."""
+
+    def register(self, memory: Memory) -> RegionDescriptor:
+        """Make local memory readable by local writes and writable by peers that hold the descriptor."""
+
+    def deregister(self, region: RegionDescriptor) -> Awaitable[None]:
+        """Returns once nothing touches the region and later writes to it are refused."""
+
+    def write(self, batch: Batch, intent: Intent) -> Transfer:
+        """Start one submission. TransferError at once for a run out of range or an unknown source."""
+
+
+def make_runs(source: object, target: object, length: object) -> NDArray[np.int64]:
+    """Runs from three sequences or scalars (broadcast together), neighbours that continue one another joined."""
+    columns = np.broadcast_arrays(
+        np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64), np.asarray(length, dtype=np.int64)
+    )
+    runs = np.stack([np.atleast_1d(column) for column in columns], axis=1)
+    if len(runs) < 2:
+        return runs
+    ends = runs[:-1, :2] + runs[:-1, 2:3]
+    first = np.concatenate(([True], (ends != runs[1:, :2]).any(axis=1)))
+    starts = np.flatnonzero(first)
+    joined = runs[starts].copy()
+    joined[:, 2] = np.add.reduceat(runs[:, 2], starts)
+    return joined
+
+
+def check_runs(runs: NDArray[np.int64], source_size: int, target_size: int) -> None:
+    """TransferError unless every run lies inside both regions."""
+    if runs.ndim != 2 or runs.shape[1] != 3:
+        raise TransferError(f"runs must be [n, 3], not {list(runs.shape)}")
+    if len(runs) == 0:
+        return
+    if runs.min() < 0:
+        raise TransferError("a run has a negative offset or length")
+    for side, size, column in (("source", source_size, 0), ("target", target_size, 1)):
+        # compared without adding, so that no sum can overflow
+        if (runs[:, 2] > size).any() or (runs[:, column] > size - runs[:, 2]).any():
+            raise TransferError(f"a run leaves the {side} region of {size} bytes")
