@@ -14,11 +14,11 @@ Byte strings named *keys hold concatenated block keys; tokens are packed (common
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from common.errors import ErrorCode
 from common.model import Manifest
-from common.transport.base import RegionDescriptor
+from common.transport.region import RegionDescriptor
 from common.types import FinishReason, ReadPath, Request, RequestKey, Role
 from common.wire import message
 
@@ -171,7 +171,7 @@ class RequestFailed:
 @message
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """engine -> scheduler: ready for work (spec §7). Valid until the next assignment to this engine or the next Fetch.
+    """engine -> scheduler: ready for work, with its load (spec §7). Holds until the next Fetch.
 
     seq: requests assigned and unfinished. tok: their total tokens. read_q: hit tokens of this node's requests not yet
     buffered. free_device_tokens: device memory not taken (decode engines).
@@ -199,7 +199,16 @@ class Assign:
 @message
 @dataclass(frozen=True, slots=True)
 class RequestDone:
-    """decode engine -> scheduler: finished, everything released. prefill engine -> scheduler: its part is done."""
+    """decode engine -> scheduler: finished; everything has been released."""
+
+    request_id: str
+    attempt: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class PrefillDone:
+    """prefill engine -> scheduler: its part is done and it holds nothing of the request any more."""
 
     request_id: str
     attempt: int
@@ -279,10 +288,14 @@ class FirstToken:
 @message
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """engine -> traffic manager, call, once: its device memory. Answered by Attached."""
+    """engine -> traffic manager, call, once: its device memory, and the size of the staging buffer to take, in bytes.
+
+    Answered by Attached.
+    """
 
     incarnation: str
     device_memory: RegionDescriptor
+    buffer_bytes: int
 
 
 @message
@@ -356,12 +369,12 @@ class BeginForward:
 class LayerLoaded:
     """traffic manager -> prefill engine: the slot of this layer is free for use and holds every cached row.
 
-    failed: requests whose rows will not come any more; the rest of the batch goes on.
+    failed: requests of this forward whose rows did not come, in this layer or an earlier one; the others go on.
     """
 
     forward: int
     layer: int
-    failed: list[RequestKey] = field(default_factory=list)
+    failed: list[RequestKey]
 
 
 @message
@@ -376,7 +389,7 @@ class LayerComputed:
 @message
 @dataclass(frozen=True, slots=True)
 class ForwardDrained:
-    """traffic manager -> prefill engine: every row of this forward has been delivered; device memory is quiet."""
+    """traffic manager -> prefill engine: every row of this forward is delivered, but for failed; device memory is quiet."""
 
     forward: int
     failed: list[RequestKey]
@@ -389,7 +402,6 @@ class Delivered:
 
     request_id: str
     attempt: int
-    cached_tokens: int
 
 
 @message

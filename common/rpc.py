@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import structlog
 import zmq
@@ -204,7 +204,7 @@ class Node:
         if self._pending >= HIGH_WATER_MARK:
             self._dropped.labels("overflow").inc()
             raise DualPathError(ErrorCode.OVERLOADED, "control queue is full")
-        future = socket.send_multipart(frames)
+        future = cast("asyncio.Future[Any]", socket.send_multipart(frames))
         if not future.done():
             self._pending += 1
             future.add_done_callback(self._sent)

@@ -216,14 +216,19 @@ async def _run(build: Callable[[], Service], ready_fd: int | None, lifeline_fd: 
             os._exit(1)
         stop.set()
 
+    def orphaned() -> None:
+        assert lifeline_fd is not None
+        loop.remove_reader(lifeline_fd)
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     if lifeline_fd is not None:
-        loop.add_reader(lifeline_fd, lambda: (loop.remove_reader(lifeline_fd), stop.set()))
+        loop.add_reader(lifeline_fd, orphaned)
     service = build()
     setup_logging(service.config.log.level, service.config.log.format)
-    starting = asyncio.create_task(service.start())
-    stopping = asyncio.create_task(stop.wait())
+    starting: asyncio.Task[Any] = asyncio.create_task(service.start())
+    stopping: asyncio.Task[Any] = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -235,7 +240,8 @@ async def _run(build: Callable[[], Service], ready_fd: int | None, lifeline_fd: 
             with os.fdopen(ready_fd, "w") as ready:
                 ready.write(json.dumps(service_address(service)) + "\n")
         assert service.failure is not None
-        await asyncio.wait({stopping, service.failure}, return_when=asyncio.FIRST_COMPLETED)
+        waits: list[asyncio.Future[Any]] = [stopping, service.failure]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if service.failure.done():
             service.log.error("service failed", error=str(service.failure.exception()))
             return 1

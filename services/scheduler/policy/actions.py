@@ -1,0 +1,38 @@
+"""What the policy decides. The live scheduler turns actions into messages, the simulator into events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import ErrorCode
+from common.types import ReadPath, RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Both engines are chosen, and the side that reads the hit blocks: the read starts now."""
+
+    key: RequestKey
+    prefill: str
+    decode: str
+    read_path: ReadPath
+
+
+@dataclass(frozen=True, slots=True)
+class CancelOn:
+    """This engine must drop the request and release what it holds of it."""
+
+    key: RequestKey
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Tell the front end that this attempt has ended badly."""
+
+    key: RequestKey
+    code: ErrorCode
+    detail: str
+
+
+Action = Start | CancelOn | Fail

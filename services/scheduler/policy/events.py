@@ -1,0 +1,106 @@
+"""What the policy is told. Engines are known by incarnation, requests by (request_id, attempt)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import ErrorCode
+from common.types import RequestKey, Role
+
+
+@dataclass(frozen=True, slots=True)
+class EngineJoined:
+    """A new engine. node names the machine whose storage NIC it shares; capacities as in common.messages.Capacity."""
+
+    engine: str
+    role: Role
+    node: str
+    buffer_blocks: int
+    device_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDraining:
+    """Finishes what it has, takes nothing new."""
+
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLeft:
+    """Dead or gone: every request on it fails."""
+
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An engine is ready for work and reports its load (spec §7). Holds until the next report."""
+
+    engine: str
+    seq: int
+    tok: int
+    read_q: int
+    free_device_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A matched request: num_tokens of prompt, of which hit_tokens lie in storage; blocks of staging buffer it needs."""
+
+    key: RequestKey
+    num_tokens: int
+    hit_tokens: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillEnded:
+    """The prefill engine has sent everything on and holds nothing of the request any more."""
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class KvHandedOver:
+    """The KV is in decode device memory; the decode staging buffer is free again."""
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """Finished well; the decode engine has released it."""
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class RequestErred:
+    """An engine cannot go on with it."""
+
+    key: RequestKey
+    engine: str
+    code: ErrorCode
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """The client went away, or a newer attempt replaces this one."""
+
+    key: RequestKey
+
+
+Event = (
+    EngineJoined
+    | EngineDraining
+    | EngineLeft
+    | Fetched
+    | RequestArrived
+    | PrefillEnded
+    | KvHandedOver
+    | RequestEnded
+    | RequestErred
+    | RequestCancelled
+)

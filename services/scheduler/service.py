@@ -1,0 +1,251 @@
+"""The scheduler process: turns messages into policy events and policy actions into messages."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from common.clock import monotonic
+from common.config import Config
+from common.errors import DualPathError, ErrorCode
+from common.messages import (
+    Accepted,
+    Assign,
+    Cancel,
+    Fetch,
+    GetStatus,
+    HandedOver,
+    Heartbeat,
+    Leave,
+    Member,
+    MemberJoined,
+    MemberLeft,
+    MemberStatus,
+    PrefillDone,
+    Register,
+    Registered,
+    RequestDone,
+    RequestFailed,
+    Status,
+    Submit,
+)
+from common.rpc import Link, Peer
+from common.service import Service
+from common.types import Request, RequestKey, Role
+from services.scheduler.lookup import Lookup
+from services.scheduler.members import Members
+from services.scheduler.policy import (
+    Action,
+    CancelOn,
+    EngineDraining,
+    EngineJoined,
+    EngineLeft,
+    Event,
+    Fail,
+    Fetched,
+    KvHandedOver,
+    Policy,
+    PolicyConfig,
+    PrefillEnded,
+    RequestArrived,
+    RequestCancelled,
+    RequestEnded,
+    RequestErred,
+    Start,
+)
+
+ENGINES = (Role.PREFILL, Role.DECODE)
+
+
+@dataclass(slots=True)
+class _Live:
+    request: Request
+    frontend: str
+    hit_blocks: int
+
+
+class Scheduler(Service):
+    """One per cluster. All state is in Members, Policy and the table of live requests."""
+
+    role = Role.SCHEDULER
+
+    def __init__(self, config: Config, name: str) -> None:
+        super().__init__(config, name)
+        self.registry = Members()
+        self.policy = Policy(
+            PolicyConfig(config.scheduler.read_side, config.scheduler.beta, config.scheduler.max_waiting)
+        )
+        self._live: dict[RequestKey, _Live] = {}
+        self._lookup = Lookup(self._gateway, config.model.block_size, config.timeouts, monotonic)
+        self._waiting = self.metrics.gauge("requests_waiting", "Requests not yet assigned to both engines")
+        self._running = self.metrics.gauge("requests_running", "Requests assigned and not finished")
+        self._late = self.metrics.counter("messages_late", "Messages of attempts that have ended")
+
+    @property
+    def control(self) -> str:
+        return self.config.scheduler.control
+
+    async def open(self) -> None:
+        on = self.node.on
+        on(Register, self._on_register)
+        on(Heartbeat, self._on_heartbeat)
+        on(Leave, self._on_leave)
+        on(GetStatus, self._on_status)
+        on(Submit, self._on_submit)
+        on(Cancel, self._on_cancel)
+        on(Fetch, self._on_fetch)
+        on(PrefillDone, lambda msg, peer: self._progress(PrefillEnded((msg.request_id, msg.attempt))))
+        on(HandedOver, lambda msg, peer: self._progress(KvHandedOver((msg.request_id, msg.attempt))))
+        on(RequestDone, lambda msg, peer: self._progress(RequestEnded((msg.request_id, msg.attempt))))
+        on(RequestFailed, self._on_failed)
+        self.spawn(self._watch(), "liveness", essential=True)
+
+    # -- membership --
+
+    def _on_register(self, msg: Register, peer: Peer) -> Registered:
+        member = msg.member
+        for old in self.registry.admit(msg.protocol, member, monotonic()):
+            self._remove(old.incarnation, f"replaced by {member.incarnation}")
+        others = [other for other in self.registry.all() if other.incarnation != member.incarnation]
+        self._broadcast(MemberJoined(member), others)
+        if member.role in ENGINES and member.capacity is not None:
+            self._apply(
+                EngineJoined(
+                    member.incarnation,
+                    member.role,
+                    member.node,
+                    member.capacity.buffer_blocks,
+                    member.capacity.device_tokens,
+                )
+            )
+        self.log.info("member joined", member=member.name, role=member.role.value)
+        return Registered(self.config.timeouts.heartbeat_s, others)
+
+    def _on_heartbeat(self, msg: Heartbeat, peer: Peer) -> None:
+        if not self.registry.seen(msg.incarnation, msg.counters, monotonic()):
+            peer.send(MemberLeft(msg.incarnation, "", "not a member (any more): start again"))
+
+    def _on_leave(self, msg: Leave, peer: Peer) -> None:
+        if msg.final:
+            self._remove(msg.incarnation, "has left")
+        else:
+            self._apply(EngineDraining(msg.incarnation))
+
+    async def _watch(self) -> None:
+        """Give up on members whose heartbeats stop."""
+        timeout = self.config.timeouts.heartbeat_timeout_s
+        while True:
+            await asyncio.sleep(self.config.timeouts.heartbeat_s)
+            for member in self.registry.silent(timeout, monotonic()):
+                self._remove(member.incarnation, f"no heartbeat for {timeout:g} s")
+
+    def _remove(self, incarnation: str, reason: str) -> None:
+        member = self.registry.remove(incarnation)
+        if member is None:
+            return
+        self.log.info("member left", member=member.name, reason=reason)
+        self._tell(member, MemberLeft(incarnation, member.name, reason))
+        self._broadcast(MemberLeft(incarnation, member.name, reason), self.registry.all())
+        if member.role in ENGINES:
+            self._apply(EngineLeft(incarnation))
+        elif member.role is Role.FRONTEND:
+            for key in [key for key, live in self._live.items() if live.frontend == incarnation]:
+                self._progress(RequestCancelled(key))
+
+    def _broadcast(self, msg: MemberJoined | MemberLeft, members: list[Member]) -> None:
+        for member in members:
+            self._tell(member, msg)
+
+    def _tell(self, member: Member, msg: object) -> None:
+        """Send to a member. One that cannot be reached is found dead by its missing heartbeats."""
+        try:
+            self.node.send_to(member.incarnation.encode(), msg)
+        except DualPathError as error:
+            self.log.debug("not delivered", member=member.name, type=type(msg).__name__, error=str(error))
+
+    def _on_status(self, msg: GetStatus, peer: Peer) -> Status:
+        members = [
+            MemberStatus(member, self.registry.counters(member.incarnation)) for member in self.registry.all()
+        ]
+        return Status(members, self.policy.num_waiting, self.policy.num_running)
+
+    def _gateway(self) -> Link | None:
+        gateways = self.registry.of(Role.STORAGE_GATEWAY)
+        return self.node.link(gateways[0].control) if gateways else None
+
+    # -- requests --
+
+    async def _on_submit(self, msg: Submit, peer: Peer) -> Accepted:
+        request = msg.request
+        key = (request.request_id, request.attempt)
+        if self.draining:
+            raise DualPathError(ErrorCode.DRAINING, "the scheduler is shutting down")
+        if key in self._live:
+            raise DualPathError(ErrorCode.BAD_REQUEST, f"request {key} was submitted already")
+        frontend = next((fe for fe in self.registry.of(Role.FRONTEND) if fe.control == request.reply_to), None)
+        if frontend is None:
+            raise DualPathError(ErrorCode.BAD_REQUEST, f"no front end is registered at {request.reply_to}")
+        for older in [old for old in self._live if old[0] == request.request_id and old[1] < request.attempt]:
+            self._progress(RequestCancelled(older))
+        live = self._live[key] = _Live(request, frontend.incarnation, 0)
+        live.hit_blocks = await self._lookup.hit_blocks(request)
+        if key not in self._live:
+            return Accepted()  # cancelled while it was looked up
+        block_size = self.config.model.block_size
+        self._apply(
+            RequestArrived(
+                key,
+                request.num_tokens,
+                live.hit_blocks * block_size,
+                -(-request.num_tokens // block_size),
+            )
+        )
+        return Accepted()
+
+    def _on_cancel(self, msg: Cancel, peer: Peer) -> None:
+        self._progress(RequestCancelled((msg.request_id, msg.attempt)))
+
+    def _on_fetch(self, msg: Fetch, peer: Peer) -> None:
+        self._apply(Fetched(msg.incarnation, msg.seq, msg.tok, msg.read_q, msg.free_device_tokens))
+
+    def _on_failed(self, msg: RequestFailed, peer: Peer) -> None:
+        engine = getattr(peer, "identity", b"").decode()
+        self._progress(RequestErred((msg.request_id, msg.attempt), engine, msg.code, msg.detail))
+
+    def _progress(self, event: PrefillEnded | KvHandedOver | RequestEnded | RequestErred | RequestCancelled) -> None:
+        """Apply an event about a request, unless that attempt has ended."""
+        if event.key not in self._live:
+            self._late.inc()
+            return
+        self._apply(event)
+        if isinstance(event, RequestEnded | RequestCancelled):
+            self._live.pop(event.key, None)
+
+    def _apply(self, event: Event) -> None:
+        for action in self.policy.handle(event, monotonic()):
+            self._execute(action)
+        self._waiting.set(self.policy.num_waiting)
+        self._running.set(self.policy.num_running)
+
+    def _execute(self, action: Action) -> None:
+        match action:
+            case Start():
+                live = self._live[action.key]
+                prefill, decode = self.registry.get(action.prefill), self.registry.get(action.decode)
+                assert prefill is not None and decode is not None, "the policy only knows members"
+                # the decode side first: its staging is what the prefill side waits for
+                for member in (decode, prefill):
+                    self._tell(member, Assign(live.request, prefill, decode, action.read_path, live.hit_blocks))
+            case CancelOn():
+                engine = self.registry.get(action.engine)
+                if engine is not None:
+                    self._tell(engine, Cancel(*action.key))
+            case Fail():
+                live = self._live.pop(action.key)
+                frontend = self.registry.get(live.frontend)
+                if frontend is not None:
+                    self._tell(frontend, RequestFailed(*action.key, action.code, action.detail))
+
+    async def drain(self) -> None:
+        while self._live:
+            await asyncio.sleep(0.05)
