@@ -40,6 +40,8 @@ class Capacity:
 class Member:
     """One live process. incarnation is new at every start; control is its ROUTER endpoint.
 
+    node: the machine whose NICs it shares, as configured; host: common.transport.memory.host_identity().
+
     traffic_manager (engines only): the control endpoint of the engine's traffic manager.
     """
 
@@ -49,6 +51,7 @@ class Member:
     control: str
     node: str
     pid: int
+    host: str = ""
     manifest: Manifest | None = None
     capacity: Capacity | None = None
     traffic_manager: str = ""
@@ -288,12 +291,13 @@ class FirstToken:
 @message
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """engine -> traffic manager, call, once: its device memory, and the size of the staging buffer to take, in bytes.
+    """engine -> traffic manager, call, once: its role and device memory, and the staging buffer to take, in bytes.
 
     Answered by Attached.
     """
 
     incarnation: str
+    role: Role
     device_memory: RegionDescriptor
     buffer_bytes: int
 
@@ -408,8 +412,9 @@ class Delivered:
 @dataclass(frozen=True, slots=True)
 class LoadPages:
     """decode engine -> traffic manager, call: copy staged blocks to device pages, persist the new full ones, free the
-    staging buffer. keys: of the prompt's full blocks. Answered by Done when the pages hold the KV and the new blocks
-    are announced to storage (their writes go on behind)."""
+    staging buffer. keys: of the prompt's full blocks; pages: one per staged block, or none if the request has ended
+    already and is only persisted. Answered by Done when the pages hold the KV and the new blocks are announced to storage
+    (their writes go on behind)."""
 
     request_id: str
     attempt: int
@@ -479,14 +484,17 @@ class Done:
 @message
 @dataclass(frozen=True, slots=True)
 class PeerStaged:
-    """decode TM -> prefill TM: the decode buffer's slots for this request, and how many tokens it has read."""
+    """decode TM -> prefill TM: the decode buffer's slots for this request, and how many tokens it has read.
+
+    control: the sender's control endpoint.
+    """
 
     request_id: str
     attempt: int
     buffer: RegionDescriptor
     slots: list[int]
     cached_tokens: int
-    incarnation: str
+    control: str
 
 
 @message
@@ -506,11 +514,10 @@ class PushRows:
 @message
 @dataclass(frozen=True, slots=True)
 class PeerReleased:
-    """traffic manager -> traffic manager: I neither read nor write this attempt's memory on your side any more."""
+    """prefill TM -> decode TM: I do not write into this attempt's slots any more."""
 
     request_id: str
     attempt: int
-    incarnation: str
 
 
 # ---- storage gateway -----------------------------------------------------------------------------------------------

@@ -77,8 +77,8 @@ class Link:
         """One-way, in order with everything else on this link."""
         self._node.post(self._socket, [ONE_WAY, b""], msg)
 
-    async def call(self, msg: object, timeout: float) -> Any:
-        """The peer's answer. DualPathError: the peer's own, or UNREACHABLE after timeout seconds."""
+    async def call(self, msg: object, timeout: float | None) -> Any:
+        """The peer's answer. DualPathError: the peer's own; UNREACHABLE after timeout seconds or when the link closes."""
         self._next_call += 1
         call_id = self._next_call.to_bytes(8, "big")
         future = self._calls[call_id] = asyncio.get_running_loop().create_future()

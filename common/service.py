@@ -14,6 +14,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Any
 
 import structlog
@@ -26,6 +27,7 @@ from common.log import setup_logging
 from common.messages import Heartbeat, Leave, Member, MemberJoined, MemberLeft, Register, Registered
 from common.metrics import Metrics
 from common.rpc import Link, Node, Peer
+from common.transport.memory import host_identity
 from common.types import Role
 from common.wire import PROTOCOL_VERSION
 
@@ -47,6 +49,7 @@ class Service:
         self.draining = False
         self.log = structlog.get_logger().bind(process=name)
         self.failure: asyncio.Future[None] | None = None
+        self.companions = AsyncExitStack()  # what this service leans on to its very end; closed last
         self._registered = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lag = self.metrics.gauge("event_loop_lag_seconds", "How late the event loop woke up, last heartbeat")
@@ -110,8 +113,11 @@ class Service:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.shut()
-        await self.node.close()
+        try:
+            await self.shut()
+            await self.node.close()
+        finally:
+            await self.companions.aclose()
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str, essential: bool = False) -> asyncio.Task[Any]:
         """Run a task that this service owns. If an essential one ends with an error the service fails."""
@@ -137,7 +143,15 @@ class Service:
 
     async def _register(self) -> None:
         member = self.describe(
-            Member(self.role, self.name, self.incarnation, self.node.endpoint, self.node_name, os.getpid())
+            Member(
+                self.role,
+                self.name,
+                self.incarnation,
+                self.node.endpoint,
+                self.node_name,
+                os.getpid(),
+                host_identity(),
+            )
         )
         deadline = asyncio.get_running_loop().time() + self.config.timeouts.register_s
         while True:
@@ -221,9 +235,11 @@ async def _run(build: Callable[[], Service], ready_fd: int | None, lifeline_fd: 
         loop.remove_reader(lifeline_fd)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
-    if lifeline_fd is not None:
+    loop.add_signal_handler(signal.SIGTERM, signalled)
+    if lifeline_fd is None:
+        loop.add_signal_handler(signal.SIGINT, signalled)
+    else:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is meant for whoever started us
         loop.add_reader(lifeline_fd, orphaned)
     service = build()
     setup_logging(service.config.log.level, service.config.log.format)

@@ -15,15 +15,16 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class SlotPool:
-    """Slots 0 .. total-1. Not thread-safe: one owner."""
+    """Slots first .. first + total - 1. Not thread-safe: one owner."""
 
     total: int
+    first: int = 0
     _free: list[int] = field(init=False)
     _used: set[int] = field(init=False, default_factory=set)
     _quarantined: set[int] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
-        self._free = list(range(self.total - 1, -1, -1))
+        self._free = list(range(self.first + self.total - 1, self.first - 1, -1))
 
     @property
     def num_free(self) -> int:
@@ -69,4 +70,4 @@ class SlotPool:
         states = (free, self._used, self._quarantined)
         assert len(free) == len(self._free), "a slot is free twice"
         assert sum(len(state) for state in states) == self.total, "a slot is lost or in two states"
-        assert set().union(*states) == set(range(self.total)), "a slot is out of range"
+        assert set().union(*states) == set(range(self.first, self.first + self.total)), "a slot is out of range"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import structlog
 
+from common.breaker import Breaker
 from common.clock import Clock
 from common.config import TimeoutsConfig
 from common.errors import DualPathError
@@ -27,8 +28,7 @@ class Lookup:
         self._gateway = gateway
         self._block_size = block_size
         self._timeouts = timeouts
-        self._clock = clock
-        self._closed_until = 0.0
+        self._breaker = Breaker(timeouts.breaker_s, clock)
         self._log = structlog.get_logger()
 
     async def hit_blocks(self, request: Request) -> int:
@@ -36,12 +36,12 @@ class Lookup:
         limit = hit_block_limit(request.num_tokens, self._block_size)
         keys = request.block_keys[:limit]
         gateway = self._gateway()
-        if not keys or gateway is None or self._clock() < self._closed_until:
+        if not keys or gateway is None or self._breaker.open:
             return 0
         try:
             matched: Matched = await gateway.call(Match(b"".join(keys)), self._timeouts.lookup_s)
         except DualPathError as error:
-            self._closed_until = self._clock() + self._timeouts.breaker_s
+            self._breaker.trip()
             self._log.warning("lookup failed; prompts are recomputed", error=str(error), seconds=self._timeouts.breaker_s)
             return 0
         return min(matched.blocks, len(keys))

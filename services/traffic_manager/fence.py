@@ -1,0 +1,50 @@
+"""When a process that has left can no longer write into our memory.
+
+A peer on this host may hold a mapping, so it counts as gone only when its process is. A peer elsewhere writes through
+our listener within its own transfer deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from common.messages import Member
+
+#: How often a process that has left is looked for, seconds.
+POLL_S = 0.05
+
+
+class Fence:
+    """Tracks processes that have left. host: our common.transport.memory.host_identity()."""
+
+    def __init__(self, host: str, transfer_s: float) -> None:
+        self._host = host
+        self._transfer_s = transfer_s
+        self._gone: dict[str, asyncio.Event] = {}
+
+    async def left(self, member: Member) -> None:
+        """The scheduler has given this member up; returns when it is gone for good."""
+        if member.host == self._host:
+            while member.pid != os.getpid() and _alive(member.pid):
+                await asyncio.sleep(POLL_S)
+        else:
+            await asyncio.sleep(self._transfer_s)
+        self._event(member.incarnation).set()
+
+    async def gone(self, incarnation: str) -> None:
+        """Returns once that process has left and is fenced."""
+        await self._event(incarnation).wait()
+
+    def _event(self, incarnation: str) -> asyncio.Event:
+        return self._gone.setdefault(incarnation, asyncio.Event())
+
+
+def _alive(pid: int) -> bool:
+    """False once the process has ended; a zombie has."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"

@@ -1,0 +1,231 @@
+"""The requests staged here, from Stage to the moment when their slots are free again (states in staging.py).
+
+Prefill side: ready once our own hits (PE path) and the decode side's slots are there; on release it tells the decode side
+that it is quiet. Decode side: its slots are exposed to the prefill side's writes from PeerStaged until PeerReleased.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from common.config import TimeoutsConfig
+from common.errors import DualPathError, ErrorCode
+from common.messages import PeerReleased, PeerStaged, ReadQueue, Ready, Stage, StageFailed
+from common.metrics import Metrics
+from common.rpc import Node
+from common.transport.region import RegionDescriptor
+from common.types import RequestKey, split_keys
+from services.traffic_manager.fence import Fence
+from services.traffic_manager.staging import SlotQueue, Staged
+from services.traffic_manager.store import BlockStoreClient
+
+#: Ended requests that are remembered, so that a peer's late message is answered instead of waited for.
+REMEMBERED = 4096
+
+
+class StagedRequests:
+    """Owns every Staged of one traffic manager. tell(msg) sends to the engine."""
+
+    def __init__(
+        self,
+        incarnation: str,
+        node: Node,
+        slots: SlotQueue,
+        store: BlockStoreClient,
+        block_size: int,
+        timeouts: TimeoutsConfig,
+        metrics: Metrics,
+        fence: Fence,
+        spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
+        tell: Callable[[object], None],
+    ) -> None:
+        self.live: dict[RequestKey, Staged] = {}
+        self._incarnation = incarnation
+        self._node = node
+        self._slots = slots
+        self._store = store
+        self._block_size = block_size
+        self._timeouts = timeouts
+        self._fence = fence
+        self._spawn = spawn
+        self._tell = tell
+        self._ended: OrderedDict[RequestKey, None] = OrderedDict()
+        self._read_q = 0
+        self._read_q_gauge = metrics.gauge("read_queue_tokens", "Hit tokens of staged requests not yet buffered")
+        self._late = metrics.counter("messages_late", "Messages of requests that have ended")
+        self._log = structlog.get_logger()
+
+    def staged(self, request_id: str, attempt: int) -> Staged:
+        """DualPathError CANCELLED if it is not staged here (any more)."""
+        staged = self.live.get((request_id, attempt))
+        if staged is None:
+            self._late.inc()
+            raise DualPathError(ErrorCode.CANCELLED, f"request {request_id} attempt {attempt} is not staged here")
+        return staged
+
+    def stage(self, plan: Stage) -> None:
+        """Reserve slots, read hits where this side reads, then go on as the side does."""
+        staged = Staged(plan)
+        if staged.key in self.live or staged.key in self._ended:
+            self._late.inc()  # a duplicate
+            return
+        self.live[staged.key] = staged
+        self._adopt(staged)
+        staged.work = self._spawn(self._stage(staged), f"stage {plan.request_id}")
+
+    def release(self, request_id: str, attempt: int) -> None:
+        """The engine is done with it, well or badly."""
+        staged = self.live.get((request_id, attempt))
+        if staged is None or staged.released:
+            self._late.inc()
+            return
+        staged.released = True
+        self._spawn(self._release(staged), f"release {request_id}")
+
+    def forget(self, staged: Staged) -> None:
+        """Its slots are no longer ours to free."""
+        self.live.pop(staged.key, None)
+        self._ended[staged.key] = None
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+
+    # -- what the sides do differently --
+
+    def _adopt(self, staged: Staged) -> None:
+        """A new request."""
+
+    def _buffered(self, staged: Staged) -> None:
+        """Slots are reserved and hits read."""
+        raise NotImplementedError
+
+    async def _quiesce(self, staged: Staged) -> None:
+        """Returns once the other side does not touch our slots, having told it that we do not touch its."""
+        raise NotImplementedError
+
+    # -- common ground --
+
+    async def _stage(self, staged: Staged) -> None:
+        plan = staged.plan
+        keys = split_keys(plan.keys) if plan.read else []
+        self._queue_read(len(keys))
+        try:
+            staged.slots = await self._slots.take(plan.blocks, self._timeouts.stage_s)
+            if keys:
+                await self._read(staged, keys)
+        except DualPathError as error:
+            self._tell(StageFailed(plan.request_id, plan.attempt, error.code, error.message))
+            return
+        finally:
+            self._queue_read(-len(keys))
+        staged.buffered = True
+        if not staged.released:
+            self._buffered(staged)
+
+    async def _read(self, staged: Staged, keys: list[bytes]) -> None:
+        outcome = await self._store.read(staged.plan.request_id, keys, staged.slots[: len(keys)])
+        staged.cached = outcome.hits * self._block_size
+        if outcome.doubt is not None:
+            # the gateway may still write there: set these slots aside and take others
+            doubtful, staged.slots = staged.slots, []
+            self._slots.pool.quarantine(doubtful)
+            self._spawn(self._settle(outcome.doubt, doubtful), f"late read {staged.plan.request_id}")
+            staged.slots = await self._slots.take(staged.plan.blocks, self._timeouts.stage_s)
+
+    async def _settle(self, doubt: asyncio.Future[Any], slots: list[int]) -> None:
+        await asyncio.wait({doubt})
+        if doubt.exception() is not None:  # the link closed: the gateway has left, and is fenced after its deadline
+            await asyncio.sleep(self._timeouts.transfer_s)
+        self._slots.release(slots)
+
+    async def _release(self, staged: Staged) -> None:
+        assert staged.work is not None
+        if not staged.slots:
+            staged.work.cancel()  # still waiting for slots
+        await asyncio.wait({staged.work})
+        await staged.quiet.wait()
+        slots, staged.slots = staged.slots, []
+        self._slots.pool.quarantine(slots)
+        await self._quiesce(staged)
+        self._slots.release(slots)
+        self.forget(staged)
+
+    def _send(self, control: str, msg: object) -> None:
+        try:
+            self._node.link(control).send(msg)
+        except DualPathError as error:
+            self._log.warning("peer not reached", peer=control, type=type(msg).__name__, error=str(error))
+
+    def _queue_read(self, blocks: int) -> None:
+        if blocks:
+            self._read_q += blocks * self._block_size
+            self._read_q_gauge.set(self._read_q)
+            self._tell(ReadQueue(self._read_q))
+
+
+class PrefillRequests(StagedRequests):
+    """The prefill side."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._early: OrderedDict[RequestKey, PeerStaged] = OrderedDict()
+
+    def peer_staged(self, msg: PeerStaged) -> None:
+        """The decode side has reserved (and, on its path, read); kept if it is ahead of our own Stage."""
+        key = (msg.request_id, msg.attempt)
+        if key in self._ended:
+            self._late.inc()
+            self._send(msg.control, PeerReleased(*key))
+        elif key in self.live:
+            self.live[key].peer_staged = msg
+            self._buffered(self.live[key])
+        else:
+            self._early[key] = msg
+            while len(self._early) > REMEMBERED:
+                self._early.popitem(last=False)
+
+    def _adopt(self, staged: Staged) -> None:
+        staged.peer_staged = self._early.pop(staged.key, None)
+
+    def _buffered(self, staged: Staged) -> None:
+        if staged.buffered and staged.peer_staged is not None and not staged.released:
+            cached = staged.cached if staged.plan.read else staged.peer_staged.cached_tokens
+            self._tell(Ready(*staged.key, cached))
+
+    async def _quiesce(self, staged: Staged) -> None:
+        self._send(staged.plan.peer, PeerReleased(*staged.key))
+
+
+class DecodeRequests(StagedRequests):
+    """The decode side. buffer: our staging buffer as the prefill side sees it."""
+
+    def __init__(self, buffer: RegionDescriptor, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._buffer = buffer
+
+    def peer_quiet(self, request_id: str, attempt: int) -> None:
+        """The prefill side will not write into our slots any more."""
+        staged = self.live.get((request_id, attempt))
+        if staged is not None:
+            staged.peer_quiet.set()
+
+    def _buffered(self, staged: Staged) -> None:
+        staged.exposed = True
+        self._send(
+            staged.plan.peer, PeerStaged(*staged.key, self._buffer, staged.slots, staged.cached, self._node.endpoint)
+        )
+
+    async def _quiesce(self, staged: Staged) -> None:
+        if not staged.exposed:
+            return
+        gone = asyncio.ensure_future(self._fence.gone(staged.plan.peer_incarnation))
+        quiet = asyncio.ensure_future(staged.peer_quiet.wait())
+        try:
+            await asyncio.wait({gone, quiet}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            quiet.cancel()

@@ -1,0 +1,263 @@
+"""The traffic manager process: one per engine; all KV bytes in, out and between engines are its transfers (paper §5).
+
+It owns the staging buffer and maps the engine's device memory; host-device copies are loopback writes of the same
+transport as everything else on the compute NIC, so that one arbiter orders them. The storage NIC has a transport of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common.transport.select import open_transport
+
+from common.blocks.pool import SlotPool
+from common.config import Config
+from common.errors import DualPathError, ErrorCode
+from common.messages import (
+    Attach,
+    Attached,
+    BeginForward,
+    Delivered,
+    Done,
+    LayerComputed,
+    LoadPages,
+    Member,
+    PeerReleased,
+    PeerStaged,
+    PersistPages,
+    PushRows,
+    Release,
+    Stage,
+)
+from common.model import read_model_directory
+from common.rpc import Link, Peer
+from common.service import Service
+from common.transport.base import Batch, Intent
+from common.transport.memory import Memory, host_identity
+from common.transport.region import RegionDescriptor
+from common.types import Role
+from services.traffic_manager.fence import Fence
+from services.traffic_manager.forward import Forward
+from services.traffic_manager.hops import Hop, Hops
+from services.traffic_manager.pages import Pages
+from services.traffic_manager.push import PushClient
+from services.traffic_manager.requests import DecodeRequests, PrefillRequests
+from services.traffic_manager.runs import buffer_to_rows
+from services.traffic_manager.staging import SlotQueue
+from services.traffic_manager.store import STORE_BATCH, BlockStoreClient
+
+
+class TrafficManager(Service):
+    """Serves one engine, which attaches once."""
+
+    role = Role.TRAFFIC_MANAGER
+
+    def __init__(self, config: Config, name: str) -> None:
+        super().__init__(config, name)
+        self._engine: Peer | None = None
+        self._memories: list[Memory] = []
+        self._forwards: dict[int, Forward] = {}
+        self._hops = Hops(self.metrics)
+        self._fence = Fence(host_identity(), config.timeouts.transfer_s)
+        self.staging: SlotQueue | None = None
+        self.persisting: SlotQueue | None = None
+
+    async def open(self) -> None:
+        config = self.config
+        self._manifest = (
+            await asyncio.to_thread(
+                read_model_directory,
+                Path(config.model.path),
+                config.model.dtype,
+                config.model.block_size,
+                config.model.digest,
+            )
+        ).manifest
+        self._geometry = self._manifest.geometry
+        transfer_s = config.timeouts.transfer_s
+        self._storage = open_transport(config.network, config.network.snic, self.metrics, self.faults, transfer_s)
+        self._compute = open_transport(config.network, config.network.cnic, self.metrics, self.faults, transfer_s)
+        await self._storage.start()
+        await self._compute.start()
+        self._pushes = PushClient(self.node, transfer_s, self._fence.gone)
+        self.node.on(Attach, self._on_attach)
+
+    def describe(self, member: Member) -> Member:
+        return replace(member, manifest=self._manifest)
+
+    def member_left(self, member: Member, reason: str) -> None:
+        self.spawn(self._fence.left(member), f"fence {member.name}")
+
+    # -- the engine --
+
+    def _on_attach(self, msg: Attach, peer: Peer) -> Attached:
+        if self._engine is not None:
+            raise DualPathError(ErrorCode.BAD_REQUEST, f"{self.name} already has an engine")
+        self._engine = peer
+        self._device = self._adopt(Memory.open(msg.device_memory.shm, msg.device_memory.size))
+        blocks = msg.buffer_bytes // self._geometry.full_block_bytes
+        persist_blocks = min(STORE_BATCH, max(1, blocks // 8)) if msg.role is Role.DECODE else 0
+        buffer = Memory.create(f"{self.name}-buffer", blocks * self._geometry.full_block_bytes)
+        self._buffer = self._adopt(buffer)
+        self.staging = SlotQueue(SlotPool(blocks - persist_blocks))
+        self._store = BlockStoreClient(
+            self._geometry,
+            self._storage,
+            buffer,
+            self._gateway,
+            self.incarnation,
+            self.config.timeouts,
+            self.metrics,
+        )
+        common: tuple[Any, ...] = (
+            self.incarnation,
+            self.node,
+            self.staging,
+            self._store,
+            self._geometry.block_size,
+            self.config.timeouts,
+            self.metrics,
+            self._fence,
+            self._spawn_transfer,
+            peer.send,
+        )
+        if msg.role is Role.DECODE:
+            self._serve_decode(DecodeRequests(self._buffer, *common), blocks - persist_blocks, persist_blocks)
+        else:
+            self._serve_prefill(PrefillRequests(*common))
+        self.metrics.gauge("buffer_slots_free", "Free slots of the staging buffer").set_function(
+            lambda: self.staging.pool.num_free if self.staging else 0
+        )
+        self.metrics.gauge("buffer_waiting", "Requests that wait for staging slots").set_function(
+            lambda: len(self.staging) if self.staging else 0
+        )
+        return Attached(self.staging.pool.total, self.incarnation)
+
+    def _adopt(self, memory: Memory) -> RegionDescriptor:
+        self._memories.append(memory)
+        return self._compute.register(memory)
+
+    def _spawn_transfer(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Its end is expected to be clean: whatever else happens is a defect, and slots would be lost."""
+        return self.spawn(work, name, essential=True)
+
+    def _gateway(self) -> Link | None:
+        gateways = self.members_of(Role.STORAGE_GATEWAY)
+        return self.node.link(gateways[0].control) if gateways else None
+
+    # -- prefill side --
+
+    def _serve_prefill(self, requests: PrefillRequests) -> None:
+        self.requests: PrefillRequests | DecodeRequests = requests
+        on = self.node.on
+        on(Stage, lambda msg, peer: requests.stage(msg))
+        on(Release, lambda msg, peer: requests.release(msg.request_id, msg.attempt))
+        on(PeerStaged, lambda msg, peer: requests.peer_staged(msg))
+        on(BeginForward, lambda msg, peer: self._begin_forward(msg, requests))
+        on(LayerComputed, self._on_layer_computed)
+
+    def _begin_forward(self, msg: BeginForward, requests: PrefillRequests) -> None:
+        assert self._engine is not None
+        forward = Forward(
+            msg,
+            requests.live,
+            self._geometry,
+            self._compute,
+            self._buffer,
+            self._device,
+            self._pushes,
+            self._hops,
+            self._engine,
+        )
+        self._forwards[msg.forward] = forward
+        self._spawn_transfer(self._forward(forward), f"forward {msg.forward}")
+
+    async def _forward(self, forward: Forward) -> None:
+        delivered = await forward.run()
+        del self._forwards[forward.plan.forward]
+        for place in delivered:
+            if place.last and (staged := self.requests.live.get((place.request_id, place.attempt))):
+                self.node.link(staged.plan.peer).send(Delivered(place.request_id, place.attempt))
+
+    def _on_layer_computed(self, msg: LayerComputed, peer: Peer) -> None:
+        if msg.forward in self._forwards:
+            self._forwards[msg.forward].computed(msg.layer)
+
+    # -- decode side --
+
+    def _serve_decode(self, requests: DecodeRequests, first_persist_slot: int, persist_blocks: int) -> None:
+        self.requests = requests
+        assert self.staging is not None and self._engine is not None
+        self.persisting = SlotQueue(SlotPool(persist_blocks, first=first_persist_slot))
+        pages = Pages(
+            self._geometry,
+            self._compute,
+            self._buffer,
+            self._device,
+            requests,
+            self.staging,
+            self.persisting,
+            self._store,
+            self._hops,
+            self.config.timeouts,
+            self._spawn_transfer,
+            self._engine.send,
+        )
+        on = self.node.on
+        on(Stage, lambda msg, peer: requests.stage(msg))
+        on(Release, lambda msg, peer: requests.release(msg.request_id, msg.attempt))
+        on(PeerReleased, lambda msg, peer: requests.peer_quiet(msg.request_id, msg.attempt))
+        on(Delivered, lambda msg, peer: self._on_delivered(msg, requests))
+        on(PushRows, self._on_push)
+        on(LoadPages, self._on_load)
+        on(PersistPages, self._on_persist)
+        self._pages = pages
+
+    def _on_delivered(self, msg: Delivered, requests: DecodeRequests) -> None:
+        assert self._engine is not None
+        requests.peer_quiet(msg.request_id, msg.attempt)
+        self._engine.send(msg)
+
+    async def _on_push(self, msg: PushRows, peer: Peer) -> Done:
+        staged = self.requests.staged(msg.request_id, msg.attempt)
+        runs = buffer_to_rows(self._geometry, staged.slots, msg.layer, 0, msg.rows, msg.target)
+        async with staged.use():
+            await self._hops.write(
+                self._compute, Batch(self._buffer, msg.memory, runs), Intent.KV_LOAD, Hop.PUSH
+            )
+        return Done()
+
+    async def _on_load(self, msg: LoadPages, peer: Peer) -> Done:
+        return await self._pages.load(msg)
+
+    async def _on_persist(self, msg: PersistPages, peer: Peer) -> Done:
+        return await self._pages.persist(msg)
+
+    # -- end --
+
+    def check_integrity(self) -> None:
+        """AssertionError if a slot is lost."""
+        for queue in (self.staging, self.persisting):
+            if queue is not None:
+                queue.pool.check_integrity()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing staged, no slot in use or in doubt."""
+        pools = [queue.pool for queue in (self.staging, self.persisting) if queue is not None]
+        return not self._forwards and all(pool.num_free == pool.total for pool in pools)
+
+    async def drain(self) -> None:
+        while not self.idle:
+            await asyncio.sleep(0.02)
+
+    async def shut(self) -> None:
+        if hasattr(self, "_compute"):
+            await self._compute.close()
+            await self._storage.close()
+        for memory in self._memories:
+            memory.close()

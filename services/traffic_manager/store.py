@@ -1,0 +1,152 @@
+"""Blocks to and from storage, through the node's storage NIC (spec §4, labels 1-2 and persistence).
+
+Storage is an accelerator: a block that cannot be read is a miss, one that cannot be stored is given up and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import xxhash
+
+from common.blocks.geometry import BlockGeometry
+from common.breaker import Breaker
+from common.clock import monotonic
+from common.config import TimeoutsConfig
+from common.errors import DualPathError
+from common.messages import Announce, Announced, BlockResults, Commit, ReadBlocks, Reserve, Reserved
+from common.metrics import Metrics
+from common.rpc import Link
+from common.transport.base import Batch, Intent, Transport, make_runs
+from common.transport.memory import Memory
+from common.transport.region import RegionDescriptor
+from common.types import KEY_BYTES
+
+#: Blocks of one store batch: enough to keep the NIC busy, few enough to share the gateway's buffer.
+STORE_BATCH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOutcome:
+    """hits: leading blocks that are there. doubt: set while the gateway may still write into the slots."""
+
+    hits: int
+    doubt: asyncio.Future[BlockResults] | None = None
+
+
+class BlockStoreClient:
+    """The gateway as one traffic manager sees it. buffer is registered as region on the storage transport."""
+
+    def __init__(
+        self,
+        geometry: BlockGeometry,
+        transport: Transport,
+        buffer: Memory,
+        gateway: Callable[[], Link | None],
+        incarnation: str,
+        timeouts: TimeoutsConfig,
+        metrics: Metrics,
+    ) -> None:
+        self.region: RegionDescriptor = transport.register(buffer)
+        self._geometry = geometry
+        self._transport = transport
+        self._buffer = buffer
+        self._gateway = gateway
+        self._incarnation = incarnation
+        self._timeouts = timeouts
+        self._read = metrics.counter("storage_read_bytes", "KV bytes read from storage into this node's buffer")
+        self._written = metrics.counter("storage_write_bytes", "KV bytes written to storage from this node")
+        self._failed = metrics.counter("storage_failures", "Blocks that could not be read or stored", ("operation",))
+        self._breaker = Breaker(timeouts.breaker_s, monotonic)
+        self._log = structlog.get_logger()
+
+    async def read(self, request_id: str, keys: list[bytes], slots: list[int]) -> ReadOutcome:
+        """Read blocks into slots. Never raises for storage's sake.
+
+        If the gateway does not answer in time it may still write: outcome.doubt then ends when it cannot any more, and
+        until that the slots must be neither used nor given back.
+        """
+        gateway = self._gateway()
+        if not keys or gateway is None or self._breaker.open:
+            return ReadOutcome(0)
+        size = self._geometry.full_block_bytes
+        offsets = [slot * size for slot in slots]
+        call = asyncio.ensure_future(
+            gateway.call(ReadBlocks(request_id, b"".join(keys), self.region, offsets), timeout=None)
+        )
+        await asyncio.wait({call}, timeout=self._timeouts.read_s)
+        if not call.done():
+            self._breaker.trip()
+            self._log.warning("storage read is late; the prompt is recomputed", request=request_id)
+            self._failed.labels("read").inc(len(keys))
+            return ReadOutcome(0, call)
+        error = call.exception()
+        if error is not None:
+            self._log.warning("storage read failed; the prompt is recomputed", request=request_id, error=str(error))
+            self._failed.labels("read").inc(len(keys))
+            return ReadOutcome(0)
+        results = call.result()
+        self._read.inc(sum(results.ok) * size)
+        hits = results.ok.index(False) if False in results.ok else len(results.ok)
+        self._failed.labels("read").inc(len(keys) - hits)
+        return ReadOutcome(hits)
+
+    async def announce(self, keys: list[bytes]) -> list[bool]:
+        """Tell storage that these blocks come; which of them it wants. None of them, if it does not answer."""
+        gateway = self._gateway()
+        if not keys or gateway is None:
+            return [False] * len(keys)
+        try:
+            announced: Announced = await gateway.call(
+                Announce(self._incarnation, b"".join(keys)), self._timeouts.call_s
+            )
+        except DualPathError as error:
+            self._log.warning("blocks not announced", error=str(error))
+            self._failed.labels("write").inc(len(keys))
+            return [False] * len(keys)
+        return announced.wanted
+
+    async def store(self, keys: list[bytes], slots: list[int]) -> None:
+        """Store announced blocks from buffer slots. Never raises for storage's sake."""
+        for start in range(0, len(keys), STORE_BATCH):
+            chunk = keys[start : start + STORE_BATCH]
+            try:
+                await self._store(chunk, slots[start : start + STORE_BATCH])
+            except DualPathError as error:
+                self._log.warning("blocks not stored", blocks=len(chunk), error=str(error))
+                self._failed.labels("write").inc(len(chunk))
+                await self.give_up(chunk)
+
+    async def give_up(self, keys: list[bytes]) -> None:
+        """Announced blocks that will not come: nobody should wait for them."""
+        gateway = self._gateway()
+        if gateway is None or not keys:
+            return
+        commit = Commit(self._incarnation, b"".join(keys), [False] * len(keys), [0] * len(keys))
+        try:
+            await gateway.call(commit, self._timeouts.call_s)
+        except DualPathError as error:
+            self._log.debug("gateway did not hear of given-up blocks", error=str(error))
+
+    async def _store(self, keys: list[bytes], slots: list[int]) -> None:
+        gateway = self._gateway()
+        if gateway is None:
+            return
+        packed = b"".join(keys)
+        reserved: Reserved = await gateway.call(Reserve(self._incarnation, packed), self._timeouts.store_s)
+        size = self._geometry.full_block_bytes
+        sums = asyncio.get_running_loop().run_in_executor(None, self._checksums, slots)
+        runs = make_runs([slot * size for slot in slots], reserved.offsets, size)
+        await self._transport.write(Batch(self.region, reserved.target, runs), Intent.KV_PERSIST)
+        commit = Commit(self._incarnation, packed, [True] * len(keys), await sums)
+        results: BlockResults = await gateway.call(commit, self._timeouts.store_s)
+        stored = sum(results.ok)
+        self._written.inc(stored * size)
+        self._failed.labels("write").inc(len(packed) // KEY_BYTES - stored)
+
+    def _checksums(self, slots: list[int]) -> list[int]:
+        size = self._geometry.full_block_bytes
+        return [xxhash.xxh3_64_intdigest(self._buffer.view[slot * size : (slot + 1) * size]) for slot in slots]
