@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from common.errors import DualPathError, ErrorCode
 from common.transport.memory import Memory
-from common.wire import message
+from common.transport.region import RegionDescriptor
 
 
 class Intent(StrEnum):
@@ -40,22 +40,6 @@ class TransferError(DualPathError):
 
     def __init__(self, detail: str) -> None:
         super().__init__(ErrorCode.TRANSFER_FAILED, detail)
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class RegionDescriptor:
-    """Where a region can be written: size in bytes, the secret key that grants it, and a way in per transport.
-
-    host: identity of the owner's host and pid namespace; shm: a path on that host which maps the region;
-    address: host:port of the owner's data listener ("" where there is none).
-    """
-
-    key: bytes
-    size: int
-    host: str
-    shm: str
-    address: str
 
 
 @dataclass(frozen=True, slots=True)
