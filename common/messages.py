@@ -526,8 +526,8 @@ class PeerReleased:
 @message
 @dataclass(frozen=True, slots=True)
 class Match:
-    """scheduler -> gateway, call: length of the longest stored prefix of keys, in blocks. Waits, bounded, for blocks
-    in flight. Answered by Matched."""
+    """scheduler -> gateway, call: length of the longest stored prefix of keys, in blocks. Waits for a block in flight,
+    but answers within timeouts.lookup_s. Answered by Matched."""
 
     keys: bytes
 
@@ -541,7 +541,11 @@ class Matched:
 @message
 @dataclass(frozen=True, slots=True)
 class ReadBlocks:
-    """traffic manager -> gateway, call: write each Full Block to its slot offset (bytes) in the region. BlockResults."""
+    """traffic manager -> gateway, call: write each Full Block to its offset (bytes) in the target region.
+
+    Answered by BlockResults within timeouts.read_s: True where the block is in place. Blocks after a miss may be left
+    out. Once the answer is there, nothing writes to the target for this call any more.
+    """
 
     request_id: str
     keys: bytes
@@ -552,7 +556,9 @@ class ReadBlocks:
 @message
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """traffic manager -> gateway, call: these blocks are about to be stored. Answered by Announced."""
+    """traffic manager -> gateway, call: these blocks are about to be stored. incarnation: the caller's own, by which
+    its leaving is known. Answered by Announced. Lookups wait for a wanted block until its Commit, but no longer than
+    timeouts.store_s from here or from its Reserve."""
 
     incarnation: str
     keys: bytes
@@ -569,7 +575,11 @@ class Announced:
 @message
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """traffic manager -> gateway, call: places in the gateway's buffer for announced blocks. Answered by Reserved."""
+    """traffic manager -> gateway, call: places in the gateway's buffer for announced blocks, in order of arrival.
+
+    Answered by Reserved within timeouts.store_s. Each place is given back by Commit, ok or not, and by nothing else as
+    long as the caller lives.
+    """
 
     incarnation: str
     keys: bytes
@@ -578,6 +588,9 @@ class Reserve:
 @message
 @dataclass(frozen=True, slots=True)
 class Reserved:
+    """offsets (bytes) in target of the first len(offsets) blocks of the call: all of them, or as many as the gateway's
+    buffer can ever hold at a time; then Commit these and reserve again for the rest."""
+
     target: RegionDescriptor
     offsets: list[int]
 
@@ -586,7 +599,8 @@ class Reserved:
 @dataclass(frozen=True, slots=True)
 class Commit:
     """traffic manager -> gateway, call: the reserved blocks have been written; publish them. checksums[i] is the
-    source's xxh3-64. An announced block that will not come has ok False. Answered by BlockResults."""
+    source's xxh3-64; what arrived otherwise is refused. An announced block that will not come, or whose place the
+    caller will not write to any more, has ok False. Answered by BlockResults within timeouts.store_s."""
 
     incarnation: str
     keys: bytes
