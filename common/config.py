@@ -1,6 +1,6 @@
 """One typed configuration: a TOML file, overridden by environment variables, overridden by flags.
 
-DUALPATH_SECTION__FIELD=value sets one field (DUALPATH_TIMEOUTS__LOOKUP_S=0.5). Sizes take a number of bytes or "256MiB".
+DUALPATH_SECTION__FIELD=value sets one field (DUALPATH_TIMEOUTS__LOOKUP_S=0.5). Sizes: bytes or "256MiB".
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ class TimeoutsConfig(_Section):
     """Every wait has one of these deadlines, in seconds."""
 
     call_s: Seconds = 5.0
+    start_s: Seconds = 300.0
     register_s: Seconds = 120.0
     heartbeat_s: Seconds = 0.5
     heartbeat_timeout_s: Seconds = 5.0
@@ -161,7 +162,9 @@ class Config(_Section):
         }
         for name, host in hosts.items():
             if not is_loopback(host) and not self.security.curve_dir:
-                raise ValueError(f"{name} {host!r} is not loopback: set security.curve_dir to a directory with CURVE keys")
+                raise ValueError(
+                    f"{name} {host!r} is not loopback: set security.curve_dir to a directory with CURVE keys"
+                )
         return self
 
 
@@ -184,7 +187,7 @@ def is_loopback(host: str) -> bool:
 
 
 def load_config(file: Path | None = None, overrides: dict[str, Any] | None = None) -> Config:
-    """Read the file, then the environment, then overrides (dotted names). ConfigError names the field and its source."""
+    """Read the file, then the environment, then overrides (dotted names). ConfigError names the field."""
     values: dict[str, Any] = {}
     if file is not None:
         try:

@@ -1,0 +1,1 @@
+"""Starting processes: children, a whole cluster on this host, the model it serves, the demo."""

@@ -1,0 +1,150 @@
+"""The commands of `dualpath` that talk to people. Results go to stdout, progress and errors to stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from common.config import load_config
+from common.errors import ConfigError, DualPathError
+from common.workload.scaling import DEMO, Selection
+from common.workload.sessions import PACKAGED
+from services import serve
+from services.launcher import demo, signals
+from services.launcher.cluster import Cluster, with_model
+from services.launcher.models import get_model
+from services.launcher.rundir import RunDirectory
+from services.launcher.status import get_status, status_table
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+results, errors = Console(), Console(stderr=True)
+
+
+class Transport(StrEnum):
+    """What moves KV; auto is shm between processes of one host."""
+
+    AUTO = "auto"
+    SHM = "shm"
+    TCP = "tcp"
+
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration (TOML)", metavar="FILE")]
+ModelOption = Annotated[str, typer.Option("--model", help="Model directory or hub id", metavar="DIR_OR_ID")]
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=errors)
+
+
+def _run(main: Coroutine[Any, Any, int]) -> None:
+    """Run to the end or to a signal; exit with its status, after one clear line for what the user can mend."""
+    try:
+        status = signals.run(main)
+    except (ConfigError, DualPathError) as error:
+        _say(f"error: {error}")
+        raise typer.Exit(2) from None
+    raise typer.Exit(status)
+
+
+@app.command("up")
+def up_command(
+    prefill: Annotated[int, typer.Option(min=1, help="Prefill engines")] = 1,
+    decode: Annotated[int, typer.Option(min=1, help="Decode engines")] = 1,
+    model: ModelOption = "",
+    config: ConfigFile = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Of the HTTP endpoint; 0: any free one")] = None,
+) -> None:
+    """Keep a cluster up on this host, with an OpenAI-compatible endpoint."""
+    _run(_up(prefill, decode, model, config, port))
+
+
+async def _up(prefill: int, decode: int, spec: str, file: Path | None, port: int | None) -> int:
+    config = load_config(file, {"frontend.port": port})
+    with RunDirectory() as run, _progress() as progress:
+        model = await get_model(spec or config.model.path, progress)
+        async with Cluster(with_model(config, model), prefill, decode, run, progress) as cluster:
+            progress.stop()
+            _say(f"{model.name} at {cluster.url}/v1 ({prefill} prefill, {decode} decode); Ctrl-C ends it")
+            _say(f"scheduler {cluster.config.scheduler.control}")
+            _say(f"blocks {cluster.config.storage.path}")
+            _say(f"logs {run.path}")
+            try:
+                return await _watch(cluster, run)
+            except asyncio.CancelledError:
+                _say("stopping")
+                return 0
+
+
+async def _watch(cluster: Cluster, run: RunDirectory) -> int:
+    """Report processes that end by themselves; the rest goes on. Returns when none is left."""
+    while cluster.alive:
+        name, status = await cluster.death()
+        _say(f"{name} ended with status {status}: see {run.keep() / name}.log")
+    return 1
+
+
+@app.command("demo")
+def demo_command(
+    model: ModelOption = "",
+    sessions: Annotated[Path, typer.Option(help="Agent sessions (JSON lines)", metavar="FILE")] = PACKAGED,
+    out: Annotated[Path | None, typer.Option(help="Write the results here, as JSON", metavar="FILE")] = None,
+    agents: Annotated[int, typer.Option(min=1, help="Sessions that are played at a time")] = 2,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Use the first N sessions")] = DEMO.max_sessions or 1,
+    max_turns: Annotated[int, typer.Option(min=1, help="Use the first N turns of each")] = DEMO.max_turns or 1,
+    max_context: Annotated[int, typer.Option(min=2, help="Divide lengths to fit N tokens")] = DEMO.max_context or 2,
+    transport: Annotated[Transport, typer.Option(help="Of KV between processes")] = Transport.AUTO,
+) -> None:
+    """Replay real agent sessions on a real model, with PE-side reads only and then over both read paths."""
+    selection = Selection(max_sessions=max_sessions, max_turns=max_turns, max_context=max_context)
+    _run(_demo(model, demo.Input(sessions, selection, agents), transport, out))
+
+
+async def _demo(spec: str, replayed: demo.Input, transport: str, out: Path | None) -> int:
+    if out is not None and not out.absolute().parent.is_dir():
+        raise ConfigError(f"result file {out}: no such directory: create {out.parent} first")
+    config = load_config(
+        overrides={
+            "network.transport": transport,
+            "scheduler.control": "tcp://127.0.0.1:*",
+            "frontend.port": 0,
+        }
+    )
+    with RunDirectory() as run, _progress() as progress:
+        model = await get_model(spec or config.model.path, progress)
+        report = await demo.run_demo(config, model, replayed, run, progress)
+    results.print(demo.table(report))
+    for line in demo.findings(report):
+        results.print(line, markup=False, highlight=False, soft_wrap=True)
+    if out is not None:
+        out.write_text(json.dumps(report, indent=1) + "\n")
+    return 0 if demo.passed(report) else 1
+
+
+@app.command("status")
+def status_command(config: ConfigFile = None) -> None:
+    """Ask the scheduler who is there."""
+    _run(_status(config))
+
+
+async def _status(file: Path | None) -> int:
+    results.print(status_table(await get_status(load_config(file))))
+    return 0
+
+
+@app.command("serve", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def serve_command(context: typer.Context) -> None:
+    """Run one process of a cluster: serve ROLE --config FILE [--name NAME]."""
+    raise typer.Exit(serve.main(context.args))
+
+
+def _say(line: str) -> None:
+    errors.print(line, markup=False, highlight=False, soft_wrap=True)
