@@ -557,8 +557,10 @@ class ReadBlocks:
 @dataclass(frozen=True, slots=True)
 class Announce:
     """traffic manager -> gateway, call: these blocks are about to be stored. incarnation: the caller's own, by which
-    its leaving is known. Answered by Announced. Lookups wait for a wanted block until its Commit, but no longer than
-    timeouts.store_s from here or from its Reserve."""
+    its leaving is known. Answered by Announced within timeouts.call_s.
+
+    Lookups wait for a wanted block until its Commit, but no longer than timeouts.store_s from here or its Reserve.
+    """
 
     incarnation: str
     keys: bytes

@@ -1,4 +1,4 @@
-"""Hops of a KV byte inside and between nodes, counted (spec §4): so that "no more copies than the paper's" is checkable."""
+"""Hops of a KV byte inside and between nodes, counted, so that "no more copies than the paper's" can be checked (spec §4)."""
 
 from __future__ import annotations
 

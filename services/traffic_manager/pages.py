@@ -1,8 +1,8 @@
 """Decode side: staged blocks into device pages, and full blocks to storage (paper §4.1, labels 6-9 and persistence).
 
-Blocks are announced to storage before the engine is told, so that the next turn's lookup knows of them; the bytes follow.
-Prompt blocks are stored from the buffer slots that they were staged in, generated ones through a few slots of their own,
-so that persisting never waits for a request that waits for pages.
+Blocks are announced to storage before the engine is told, so that the next turn's lookup knows of them; the bytes
+follow. Prompt blocks are stored from the buffer slots that they were staged in, generated ones through a few slots of
+their own, so that persisting never waits for a request that waits for pages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from common.types import split_keys
 from services.traffic_manager.hops import Hop, Hops
 from services.traffic_manager.requests import DecodeRequests
 from services.traffic_manager.runs import block_runs
-from services.traffic_manager.staging import SlotQueue, Staged
+from services.traffic_manager.staging import SlotQueue
 from services.traffic_manager.store import STORE_BATCH, BlockStoreClient
 
 
@@ -65,34 +65,27 @@ class Pages:
 
         Slots are freed here, those of new full blocks once they are stored.
         """
-        staged = self._requests.staged(msg.request_id, msg.attempt)
+        slots = self._requests.take_over(msg.request_id, msg.attempt)
         keys = split_keys(msg.keys)[msg.cached_blocks :]
-        async with staged.use():
-            runs = block_runs(self._geometry, staged.slots[: len(msg.pages)], msg.pages)
+        announced = asyncio.ensure_future(self._store.announce(keys))
+        try:
+            runs = block_runs(self._geometry, slots[: len(msg.pages)], msg.pages)
             batch = Batch(self._buffer, self._device, runs)
-            copied, wanted = await asyncio.gather(
-                self._hops.write(self._transport, batch, Intent.KV_LOAD, Hop.H2D),
-                self._store.announce(keys),
-                return_exceptions=True,
-            )
-        if isinstance(wanted, BaseException):
-            raise wanted
-        new = staged.slots[msg.cached_blocks : msg.cached_blocks + len(keys)]
-        self._spawn(self._store_staged(staged, keys, new, wanted), f"store {msg.request_id}")
-        if copied is not None:
-            raise copied
+            await self._hops.write(self._transport, batch, Intent.KV_LOAD, Hop.H2D)
+        finally:
+            wanted = await announced
+            self._spawn(self._store_staged(slots, keys, msg.cached_blocks, wanted), f"store {msg.request_id}")
         return Done()
 
-    async def _store_staged(self, staged: Staged, keys: list[bytes], slots: list[int], wanted: list[bool]) -> None:
-        """Give back at once what storage does not want, the rest as it is stored."""
-        keep = set(compress(slots, wanted))
-        slots_all, staged.slots = staged.slots, []
-        self._requests.forget(staged)
+    async def _store_staged(self, slots: list[int], keys: list[bytes], first: int, wanted: list[bool]) -> None:
+        """Store the wanted blocks of slots[first:]; the other slots are given back at once."""
+        keep = list(compress(slots[first : first + len(keys)], wanted))
+        kept = set(keep)
+        self._staging.give_back([slot for slot in slots if slot not in kept])
         try:
-            self._staging.give_back([slot for slot in slots_all if slot not in keep])
-            await self._store.store(list(compress(keys, wanted)), list(compress(slots, wanted)))
+            await self._store.store(list(compress(keys, wanted)), keep)
         finally:
-            self._staging.give_back(list(keep))
+            self._staging.give_back(keep)
 
     async def persist(self, msg: PersistPages) -> Done:
         """Announce generated blocks, then copy them out behind."""
@@ -105,8 +98,8 @@ class Pages:
     async def _persist(self, ticket: int, pages: list[int], keys: list[bytes]) -> None:
         batch = min(STORE_BATCH, self._persisting.pool.total)
         for start in range(0, len(pages), batch):
-            last = start + batch >= len(pages)
-            await self._persist_batch(pages[start : start + batch], keys[start : start + batch], ticket if last else None)
+            stop = start + batch
+            await self._persist_batch(pages[start:stop], keys[start:stop], ticket if stop >= len(pages) else None)
         if not pages:
             self._tell(PagesPersisted(ticket))
 

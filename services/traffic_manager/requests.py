@@ -1,7 +1,8 @@
 """The requests staged here, from Stage to the moment when their slots are free again (states in staging.py).
 
-Prefill side: ready once our own hits (PE path) and the decode side's slots are there; on release it tells the decode side
-that it is quiet. Decode side: its slots are exposed to the prefill side's writes from PeerStaged until PeerReleased.
+Prefill side: ready once our own hits (PE path) and the decode side's slots are there; on release it tells the decode
+side that it is quiet. Decode side: its slots are exposed to the prefill side's writes from PeerStaged until
+PeerReleased.
 """
 
 from __future__ import annotations
@@ -87,8 +88,15 @@ class StagedRequests:
         staged.released = True
         self._spawn(self._release(staged), f"release {request_id}")
 
-    def forget(self, staged: Staged) -> None:
-        """Its slots are no longer ours to free."""
+    def take_over(self, request_id: str, attempt: int) -> list[int]:
+        """The caller owns the request's slots from now on. DualPathError CANCELLED if it is not staged (any more)."""
+        staged = self.staged(request_id, attempt)
+        if staged.released:
+            raise DualPathError(ErrorCode.CANCELLED, f"request {request_id} was released")
+        self._forget(staged)
+        return staged.slots
+
+    def _forget(self, staged: Staged) -> None:
         self.live.pop(staged.key, None)
         self._ended[staged.key] = None
         while len(self._ended) > REMEMBERED:
@@ -152,7 +160,7 @@ class StagedRequests:
         self._slots.pool.quarantine(slots)
         await self._quiesce(staged)
         self._slots.release(slots)
-        self.forget(staged)
+        self._forget(staged)
 
     def _send(self, control: str, msg: object) -> None:
         try:

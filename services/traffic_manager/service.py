@@ -1,7 +1,8 @@
 """The traffic manager process: one per engine; all KV bytes in, out and between engines are its transfers (paper §5).
 
-It owns the staging buffer and maps the engine's device memory; host-device copies are loopback writes of the same
-transport as everything else on the compute NIC, so that one arbiter orders them. The storage NIC has a transport of its own.
+It owns the staging buffer and maps the engine's device memory. Host-device copies are loopback writes of the same
+transport as everything else on the compute NIC, so that one arbiter orders them; the storage NIC has a transport of its
+own.
 """
 
 from __future__ import annotations
@@ -51,13 +52,18 @@ from services.traffic_manager.staging import SlotQueue
 from services.traffic_manager.store import STORE_BATCH, BlockStoreClient
 
 
+#: A traffic manager is called after its engine.
+SUFFIX = ".tm"
+
+
 class TrafficManager(Service):
-    """Serves one engine, which attaches once."""
+    """Serves one engine, which attaches once. name: the engine's with SUFFIX."""
 
     role = Role.TRAFFIC_MANAGER
 
     def __init__(self, config: Config, name: str) -> None:
         super().__init__(config, name)
+        self.node_name = config.network.node or name.removesuffix(SUFFIX)
         self._engine: Peer | None = None
         self._memories: list[Memory] = []
         self._forwards: dict[int, Forward] = {}
@@ -68,15 +74,11 @@ class TrafficManager(Service):
 
     async def open(self) -> None:
         config = self.config
-        self._manifest = (
-            await asyncio.to_thread(
-                read_model_directory,
-                Path(config.model.path),
-                config.model.dtype,
-                config.model.block_size,
-                config.model.digest,
-            )
-        ).manifest
+        model = config.model
+        directory = await asyncio.to_thread(
+            read_model_directory, Path(model.path), model.dtype, model.block_size, model.digest
+        )
+        self._manifest = directory.manifest
         self._geometry = self._manifest.geometry
         transfer_s = config.timeouts.transfer_s
         self._storage = open_transport(config.network, config.network.snic, self.metrics, self.faults, transfer_s)

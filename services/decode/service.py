@@ -1,0 +1,311 @@
+"""The decode engine (paper §3, §4.1): takes over prefilled requests and decodes them in continuous batches.
+
+A request's KV is staged in the DE buffer. Once it is complete and the first token is known, pages are allocated, the
+traffic manager copies the blocks host to device and frees the buffer, and the request joins the running batch. Each
+block that fills is persisted at once. If pages run out the youngest running request is preempted: it fails with
+PREEMPTED, and its next attempt finds what it had in storage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from common.blocks.pool import SlotPool
+from common.config import DecodeConfig
+from common.errors import DualPathError, ErrorCode
+from common.messages import (
+    Assign,
+    Capacity,
+    Delivered,
+    Finished,
+    FirstToken,
+    HandedOver,
+    LoadPages,
+    PagesPersisted,
+    PersistPages,
+    RequestDone,
+    Stage,
+    Token,
+    Tokens,
+)
+from common.rpc import Peer
+from common.types import KEY_BYTES, ReadPath, Request, RequestKey, Role
+from services.decode.pages import PagePool
+from services.decode.sequence import Sequence
+from services.decode.step import decode_step
+from services.engine.finish import finish_reason
+from services.engine.service import EngineService
+
+
+class DecodeEngine(EngineService):
+    """One device."""
+
+    role = Role.DECODE
+
+    @property
+    def settings(self) -> DecodeConfig:
+        return self.config.decode
+
+    def capacity(self, buffer_blocks: int) -> Capacity:
+        assert self.memory is not None
+        size = self.geometry.block_size
+        pages = self.memory.num_pages
+        limit = min(self.directory.max_context_tokens, pages * size, buffer_blocks * size)
+        return Capacity(limit, buffer_blocks, pages * size)
+
+    async def open(self) -> None:
+        await super().open()
+        assert self.memory is not None
+        self.pages = PagePool(SlotPool(self.memory.num_pages))
+        self._page_view = self.memory.pages()
+        self._sequences: dict[RequestKey, Sequence] = {}
+        self._handoff: asyncio.Queue[Sequence] = asyncio.Queue()
+        self._running: list[Sequence] = []
+        self._tickets: dict[int, list[int]] = {}
+        self._next_ticket = 0
+        self._wake = asyncio.Event()  # pages came free, or the running batch changed
+        self._decoded = self.metrics.counter("decode_tokens", "Tokens decoded")
+        self._preempted = self.metrics.counter("preemptions", "Running requests preempted for lack of pages")
+        self.metrics.gauge("pages_free", "Free pages of device memory").set_function(lambda: self.pages.num_free)
+        self.metrics.gauge("running", "Requests in the running batch").set_function(lambda: len(self._running))
+        on = self.node.on
+        on(FirstToken, self._on_first_token)
+        on(Delivered, self._on_delivered)
+        on(PagesPersisted, self._on_persisted)
+        self.spawn(self._take_over(), "take over", essential=True)
+        self.spawn(self._decode(), "decode", essential=True)
+
+    def load(self) -> tuple[int, int, int]:
+        tokens = sum(len(sequence.tokens) for sequence in self._sequences.values())
+        return len(self._sequences), tokens, self.pages.num_free * self.geometry.block_size
+
+    # -- requests in --
+
+    def assigned(self, msg: Assign) -> None:
+        sequence = Sequence(msg)
+        request = msg.request
+        self._sequences[sequence.key] = sequence
+        reads = msg.read_path is ReadPath.DE
+        self.traffic_manager.send(
+            Stage(
+                request.request_id,
+                request.attempt,
+                self.geometry.blocks_for(request.num_tokens),
+                reads,
+                request.keys[: msg.hit_blocks * KEY_BYTES] if reads else b"",
+                msg.prefill.traffic_manager,
+                msg.prefill.traffic_manager_incarnation,
+            )
+        )
+
+    def _on_first_token(self, msg: FirstToken, peer: Peer) -> None:
+        sequence = self._sequences.get((msg.request_id, msg.attempt))
+        if sequence is not None and not sequence.has_first_token:
+            sequence.has_first_token = True
+            sequence.tokens.append(msg.token)
+            sequence.cached_tokens, sequence.finish = msg.cached_tokens, msg.finish
+            self._hand_over_if_ready(sequence)
+
+    def _on_delivered(self, msg: Delivered, peer: Peer) -> None:
+        sequence = self._sequences.get((msg.request_id, msg.attempt))
+        if sequence is not None and not sequence.delivered:
+            sequence.delivered = True
+            self._hand_over_if_ready(sequence)
+
+    def _hand_over_if_ready(self, sequence: Sequence) -> None:
+        if sequence.ready:
+            self._handoff.put_nowait(sequence)
+
+    def drop(self, key: RequestKey) -> None:
+        sequence = self._sequences.pop(key, None)
+        if sequence is None:
+            return
+        sequence.dropped = True  # whoever holds its pages (a handoff, the step in hand) gives them back
+        if not sequence.pages:
+            self.release(key)
+        self._wake.set()
+        self.fetch()
+
+    # -- handoff --
+
+    async def _take_over(self) -> None:
+        """One after the other: device memory is granted in the order in which requests became ready."""
+        while True:
+            sequence = await self._handoff.get()
+            while not sequence.dropped and not self._allocate(sequence):
+                self._wake.clear()
+                await self._wake.wait()
+            if not sequence.dropped:
+                self.spawn(self._load(sequence), f"load {sequence.key[0]}", essential=True)
+
+    def _allocate(self, sequence: Sequence) -> bool:
+        """Pages for the prompt; a request that has ended with its first token needs none."""
+        if sequence.finish is not None:
+            return True
+        admitted = sum(bool(other.pages) for other in self._sequences.values())
+        if admitted >= self.config.decode.max_running:
+            return False
+        pages = self.pages.take(self.geometry.blocks_for(sequence.request.num_tokens))
+        sequence.pages = pages or []
+        return pages is not None
+
+    async def _load(self, sequence: Sequence) -> None:
+        request = sequence.request
+        cached_blocks = sequence.cached_tokens // self.geometry.block_size
+        call = LoadPages(*sequence.key, sequence.pages, request.keys, cached_blocks)
+        timeouts = self.config.timeouts
+        try:
+            await self.traffic_manager.call(call, timeouts.transfer_s + timeouts.call_s)
+        except DualPathError as error:
+            if not sequence.dropped:
+                self.request_failed(sequence.key, error.code, f"handoff: {error.message}")
+                self.drop(sequence.key)
+            self._free(sequence)
+            return
+        if sequence.dropped:
+            self._free(sequence)
+            return
+        self.to_scheduler(HandedOver(*sequence.key))
+        if sequence.finish is not None:
+            self._finished(sequence)
+            return
+        self._running.append(sequence)
+        self._wake.set()
+
+    # -- decoding --
+
+    async def _decode(self) -> None:
+        assert self.memory is not None
+        while True:
+            self._sweep()
+            batch = self._grow()
+            if not batch:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            for sequence in batch:
+                await self.faults.point("compute", request=sequence.key[0])
+            self.memory.note_use((self.pages.pool.total - self.pages.num_free) * self.geometry.full_block_bytes)
+            tokens = await self.compute(decode_step, self.model, self.memory, self._page_view, batch)
+            self._decoded.inc(len(tokens))
+            self._advance(batch, tokens)
+
+    def _sweep(self) -> None:
+        """Between steps nobody reads pages: those of dropped requests go back."""
+        for sequence in self._running:
+            if sequence.dropped:
+                self._free(sequence)
+        self._running = [sequence for sequence in self._running if not sequence.dropped]
+
+    def _grow(self) -> list[Sequence]:
+        """The next batch: every running sequence that has a page for its next token.
+
+        When pages run out, a sequence waits for those that are still being copied out; if there are none, the youngest
+        is preempted.
+        """
+        for sequence in list(self._running):
+            while not sequence.dropped and sequence.needs_page(self.geometry.block_size):
+                page = self.pages.take(1)
+                if page is not None:
+                    sequence.pages += page
+                elif self.pages.num_leaving:
+                    break
+                else:
+                    self._preempt()
+        return [
+            sequence
+            for sequence in self._running
+            if not sequence.dropped and not sequence.needs_page(self.geometry.block_size)
+        ]
+
+    def _preempt(self) -> None:
+        victim = next(sequence for sequence in reversed(self._running) if not sequence.dropped)
+        self._preempted.inc()
+        self.request_failed(victim.key, ErrorCode.PREEMPTED, "device memory is exhausted")
+        self.drop(victim.key)
+        self._free(victim)
+
+    def _free(self, sequence: Sequence) -> None:
+        self.pages.give_back(sequence.pages)
+        sequence.pages = []
+        self._wake.set()
+
+    def _advance(self, batch: list[Sequence], tokens: list[int]) -> None:
+        """Tokens out, filled blocks to storage, finished requests away."""
+        out: dict[str, tuple[Request, list[Token]]] = {}
+        full: list[tuple[int, bytes]] = []
+        ended = []
+        for sequence, token in zip(batch, tokens, strict=True):
+            if sequence.dropped:
+                continue
+            filled = sequence.computed_one(self.geometry, self.directory.manifest.namespace)
+            if filled is not None:
+                full.append(filled)
+            sequence.tokens.append(token)
+            request = sequence.request
+            out.setdefault(request.reply_to, (request, []))[1].append(
+                Token(*sequence.key, sequence.num_generated - 1, token)
+            )
+            sequence.finish = finish_reason(
+                token, sequence.num_generated, request.sampling, self.model.eos_token_ids
+            )
+            if sequence.finish is not None:
+                ended.append(sequence)
+        for request, generated in out.values():
+            self.to_frontend(request, Tokens(generated))
+        self._running = [sequence for sequence in self._running if sequence.finish is None]
+        if full:
+            self._pin(full)
+        if full or ended:
+            self._next_ticket += 1
+            self.spawn(self._settle(self._next_ticket, full, ended), f"persist {self._next_ticket}", essential=True)
+
+    # -- persistence and end --
+
+    def _pin(self, full: list[tuple[int, bytes]]) -> None:
+        for page, _ in full:
+            self.pages.pin(page)
+
+    async def _settle(self, ticket: int, full: list[tuple[int, bytes]], ended: list[Sequence]) -> None:
+        """Announce filled blocks, and only then let finished requests end: their next turn must find them."""
+        if full:
+            pages = [page for page, _ in full]
+            self._tickets[ticket] = pages
+            timeouts = self.config.timeouts
+            try:
+                call = PersistPages(ticket, pages, b"".join(key for _, key in full))
+                await self.traffic_manager.call(call, timeouts.call_s + timeouts.store_s)
+            except DualPathError as error:
+                self.log.warning("generated blocks not persisted", blocks=len(pages), error=str(error))
+                if error.code is not ErrorCode.UNREACHABLE:
+                    self._unpin(ticket)  # refused: nobody reads the pages; unanswered, they stay pinned
+        for sequence in ended:
+            self._finished(sequence)
+
+    def _on_persisted(self, msg: PagesPersisted, peer: Peer) -> None:
+        self._unpin(msg.ticket)
+
+    def _unpin(self, ticket: int) -> None:
+        for page in self._tickets.pop(ticket, []):
+            self.pages.unpin(page)
+        self._wake.set()
+
+    def _finished(self, sequence: Sequence) -> None:
+        """The last word on a request: nothing of it remains here but pages that are still being copied out."""
+        self._free(sequence)
+        if self._sequences.pop(sequence.key, None) is None:
+            return  # cancelled meanwhile
+        assert sequence.finish is not None
+        self.to_frontend(sequence.request, Finished(*sequence.key, sequence.finish, sequence.num_generated))
+        self.to_scheduler(RequestDone(*sequence.key))
+        self.fetch()
+
+    # -- end --
+
+    def check_integrity(self) -> None:
+        """AssertionError if a page is lost."""
+        self.pages.check_integrity()
+
+    async def drain(self) -> None:
+        while self._sequences or self._tickets:
+            await asyncio.sleep(0.02)

@@ -1,0 +1,198 @@
+"""What both engine roles share: the model, device memory, the compute thread, the traffic manager, fetching work.
+
+Everything that touches torch runs in one compute thread; the event loop only moves messages. An engine and its traffic
+manager are one unit of failure: if either goes, so does the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from common.config import Config, EngineConfig
+from common.errors import ConfigError, DualPathError, ErrorCode
+from common.messages import (
+    Assign,
+    Attach,
+    Attached,
+    Cancel,
+    Capacity,
+    Fetch,
+    Member,
+    ReadQueue,
+    Release,
+    RequestFailed,
+    StageFailed,
+)
+from common.model import read_model_directory
+from common.rpc import Link, Peer
+from common.service import Service
+from common.transport.memory import host_identity
+from common.transport.region import RegionDescriptor
+from common.types import Request, RequestKey
+from services.engine.memory import DeviceMemory
+from services.engine.model import LayeredModel
+
+StartTrafficManager = Callable[[], Awaitable[str]]
+"""Starts this engine's traffic manager; returns its control endpoint."""
+
+T = TypeVar("T")
+
+
+class EngineService(Service):
+    """Base of the prefill and the decode engine."""
+
+    def __init__(self, config: Config, name: str, start_traffic_manager: StartTrafficManager) -> None:
+        super().__init__(config, name)
+        self._start_traffic_manager = start_traffic_manager
+        self._compute = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-compute")
+        self._read_q = 0
+        self.memory: DeviceMemory | None = None
+
+    # -- for the roles --
+
+    @property
+    def settings(self) -> EngineConfig:
+        """The role's section of the configuration."""
+        raise NotImplementedError
+
+    def capacity(self, buffer_blocks: int) -> Capacity:
+        """What to register with."""
+        raise NotImplementedError
+
+    def assigned(self, msg: Assign) -> None:
+        """A request is ours, within the limits that we registered."""
+        raise NotImplementedError
+
+    def drop(self, key: RequestKey) -> None:
+        """Forget a request, if we have it: it has ended here, well or badly. What it holds is released."""
+        raise NotImplementedError
+
+    def load(self) -> tuple[int, int, int]:
+        """(seq, tok, free device tokens) for the next fetch."""
+        raise NotImplementedError
+
+    # -- life --
+
+    async def open(self) -> None:
+        model = self.config.model
+        try:
+            device = torch.device(model.device)
+        except RuntimeError as error:
+            raise ConfigError(f"model.device {model.device!r}: {str(error).splitlines()[0]}") from None
+        self.directory = await asyncio.to_thread(
+            read_model_directory, Path(model.path), model.dtype, model.block_size, model.digest
+        )
+        self.geometry = self.directory.manifest.geometry
+        self.model = await self.compute(LayeredModel.load, self.directory, device, self.settings.threads)
+        self.memory = DeviceMemory(self.geometry, self.settings.device_memory, device, f"{self.name}-hbm")
+        endpoint = await self._start_traffic_manager()
+        self.traffic_manager: Link = self.node.link(endpoint)
+        attached: Attached = await self.traffic_manager.call(
+            Attach(self.incarnation, self.role, self._device_region(self.memory), self.settings.buffer),
+            self.config.timeouts.call_s,
+        )
+        self._traffic_manager_incarnation = attached.incarnation
+        self._capacity = self.capacity(attached.buffer_blocks)
+        self.max_context_tokens = self._capacity.max_context_tokens
+        if self.max_context_tokens < self.geometry.block_size:
+            raise ConfigError(
+                f"{self.role.value}.device_memory or .buffer holds only {self.max_context_tokens} tokens of context: "
+                f"enlarge it (a token takes {self.geometry.bytes_per_token} bytes)"
+            )
+        on = self.node.on
+        on(Assign, self._on_assign)
+        on(Cancel, lambda msg, peer: self.drop((msg.request_id, msg.attempt)))
+        on(ReadQueue, self._on_read_queue)
+        on(StageFailed, self._on_stage_failed)
+
+    def _device_region(self, memory: DeviceMemory) -> RegionDescriptor:
+        segment = memory.memory
+        return RegionDescriptor(b"", segment.size, host_identity(), segment.path, "")
+
+    def describe(self, member: Member) -> Member:
+        return replace(
+            member,
+            manifest=self.directory.manifest,
+            capacity=self._capacity,
+            traffic_manager=self.traffic_manager.endpoint,
+            traffic_manager_incarnation=self._traffic_manager_incarnation,
+        )
+
+    async def start(self) -> None:
+        await super().start()
+        self.spawn(self._fetch_regularly(), "fetch", essential=True)
+
+    def member_left(self, member: Member, reason: str) -> None:
+        if member.incarnation == self._traffic_manager_incarnation:
+            self.fail(DualPathError(ErrorCode.ENGINE_LOST, f"our traffic manager is gone: {reason}"))
+
+    async def shut(self) -> None:
+        self._compute.shutdown(wait=True, cancel_futures=True)
+        if self.memory is not None:
+            self.memory.close()
+
+    async def compute(self, work: Callable[..., T], *args: object) -> T:
+        """Run in the compute thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._compute, work, *args)
+
+    # -- work --
+
+    def fetch(self) -> None:
+        """Tell the scheduler how loaded we are and that we take more (spec §7)."""
+        if not self.draining:
+            seq, tok, free = self.load()
+            self.to_scheduler(Fetch(self.incarnation, seq, tok, self._read_q, free))
+
+    async def _fetch_regularly(self) -> None:
+        while True:
+            self.fetch()
+            await asyncio.sleep(self.config.timeouts.heartbeat_s)
+
+    def _on_assign(self, msg: Assign, peer: Peer) -> None:
+        request = msg.request
+        limit = self.max_context_tokens
+        if request.num_tokens < 1 or request.max_new_tokens < 1 or request.num_tokens + request.max_new_tokens > limit:
+            detail = f"prompt of {request.num_tokens} and {request.max_new_tokens} new tokens, limit {limit}"
+            self.request_failed((request.request_id, request.attempt), ErrorCode.BAD_REQUEST, detail)
+            return
+        self.assigned(msg)
+        self.fetch()
+
+    def _on_read_queue(self, msg: ReadQueue, peer: Peer) -> None:
+        self._read_q = msg.tokens
+        self.fetch()
+
+    def _on_stage_failed(self, msg: StageFailed, peer: Peer) -> None:
+        key = (msg.request_id, msg.attempt)
+        self.request_failed(key, msg.code, msg.detail)
+        self.drop(key)
+
+    def release(self, key: RequestKey) -> None:
+        """Our traffic manager frees what the request holds."""
+        self.traffic_manager.send(Release(*key))
+
+    def request_failed(self, key: RequestKey, code: ErrorCode, detail: str) -> None:
+        """This attempt ends here; the scheduler tells everybody else."""
+        self.log.warning("request failed", request=key[0], attempt=key[1], code=code.value, detail=detail)
+        self.to_scheduler(RequestFailed(*key, code, detail))
+
+    def to_scheduler(self, msg: object) -> None:
+        """One-way; a scheduler that is gone is found out by its own silence."""
+        try:
+            self.scheduler.send(msg)
+        except DualPathError as error:
+            self.log.warning("scheduler not reached", type=type(msg).__name__, error=str(error))
+
+    def to_frontend(self, request: Request, msg: object) -> None:
+        """One-way to the front end that holds the client."""
+        try:
+            self.node.link(request.reply_to).send(msg)
+        except DualPathError as error:
+            self.log.warning("front end not reached", type=type(msg).__name__, error=str(error))

@@ -1,0 +1,245 @@
+"""The prefill engine (paper §3): layerwise, chunked prefill; samples each request's first token and streams it.
+
+    assigned -> staging -> ready (FIFO) -> in forwards, chunk by chunk -> first token out, rows delivered -> done
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from common.config import PrefillConfig
+from common.errors import DualPathError, ErrorCode
+from common.messages import (
+    Assign,
+    BeginForward,
+    Capacity,
+    FirstToken,
+    ForwardDrained,
+    LayerComputed,
+    LayerLoaded,
+    PrefillDone,
+    PrefillStarted,
+    Ready,
+    SequenceSlice,
+    Stage,
+    Token,
+    Tokens,
+)
+from common.rpc import Peer
+from common.types import KEY_BYTES, ReadPath, RequestKey, Role
+from services.engine.finish import finish_reason
+from services.engine.service import EngineService
+from services.prefill.batching import Budget, Chunk, Pending, pack
+from services.prefill.forward import ForwardRun
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A request of ours. cached: hit tokens, known once it is ready; computed: tokens of earlier chunks."""
+
+    assign: Assign
+    cached: int = 0
+    computed: int = 0
+    ready: bool = False
+    started: bool = False
+
+    @property
+    def pending(self) -> Pending:
+        request = self.assign.request
+        cached = self.cached + self.computed
+        return Pending((request.request_id, request.attempt), cached, request.num_tokens - cached)
+
+
+class PrefillEngine(EngineService):
+    """One device. Requests whose reads are done are served strictly FIFO."""
+
+    role = Role.PREFILL
+
+    @property
+    def settings(self) -> PrefillConfig:
+        return self.config.prefill
+
+    def capacity(self, buffer_blocks: int) -> Capacity:
+        assert self.memory is not None
+        rows = self.memory.max_slot_rows(2)  # layerwise prefill needs two layers at once, no more
+        limit = min(self.directory.max_context_tokens, rows, buffer_blocks * self.geometry.block_size)
+        return Capacity(limit, buffer_blocks, rows)
+
+    async def open(self) -> None:
+        await super().open()
+        self._sequences: dict[RequestKey, _Sequence] = {}
+        self._ready: dict[RequestKey, None] = {}  # in order of readiness
+        self._wake = asyncio.Event()
+        self._run: ForwardRun | None = None
+        self._next_forward = 0
+        self._computed_tokens = self.metrics.counter("prefill_tokens", "Prompt tokens computed")
+        self._cached_tokens = self.metrics.counter("cached_tokens", "Prompt tokens found in storage")
+        self.metrics.gauge("device_memory_peak_bytes", "Most KV bytes in device memory at once").set_function(
+            lambda: self.memory.peak_bytes if self.memory else 0
+        )
+        on = self.node.on
+        on(Ready, self._on_ready)
+        on(LayerLoaded, self._on_layer_loaded)
+        on(ForwardDrained, self._on_drained)
+        self.spawn(self._serve(), "serve", essential=True)
+
+    def load(self) -> tuple[int, int, int]:
+        tokens = sum(sequence.assign.request.num_tokens for sequence in self._sequences.values())
+        return len(self._sequences), tokens, 0
+
+    # -- requests in --
+
+    def assigned(self, msg: Assign) -> None:
+        request = msg.request
+        reads = msg.read_path is ReadPath.PE
+        self._sequences[(request.request_id, request.attempt)] = _Sequence(msg)
+        self.traffic_manager.send(
+            Stage(
+                request.request_id,
+                request.attempt,
+                # the buffer also keeps earlier chunks' KV (spec §4), so there is room for all of the prompt
+                self.geometry.blocks_for(request.num_tokens) if reads else 0,
+                reads,
+                request.keys[: msg.hit_blocks * KEY_BYTES] if reads else b"",
+                msg.decode.traffic_manager,
+                msg.decode.traffic_manager_incarnation,
+            )
+        )
+
+    def _on_ready(self, msg: Ready, peer: Peer) -> None:
+        key = (msg.request_id, msg.attempt)
+        sequence = self._sequences.get(key)
+        if sequence is not None and not sequence.ready:
+            sequence.cached, sequence.ready = msg.cached_tokens, True
+            self._ready[key] = None
+            self._wake.set()
+
+    def drop(self, key: RequestKey) -> None:
+        self._ready.pop(key, None)
+        if self._sequences.pop(key, None) is not None:
+            self.release(key)
+            self.fetch()
+
+    # -- forwards --
+
+    async def _serve(self) -> None:
+        while True:
+            await self._wake.wait()
+            batch = self._pack()
+            if not batch:
+                self._wake.clear()
+            elif not await self._struck(batch):
+                await self._forward(batch)
+
+    async def _struck(self, batch: list[Chunk]) -> bool:
+        """Fault seam of compute: True if a request of the batch was failed, or left during a delay."""
+        for chunk in batch:
+            fault = await self.faults.point("compute", request=chunk.key[0])
+            if fault is not None and chunk.key in self._sequences:
+                self.request_failed(chunk.key, ErrorCode.INTERNAL, "compute failed by configuration")
+                self.drop(chunk.key)
+        return any(chunk.key not in self._sequences for chunk in batch)
+
+    def _pack(self) -> list[Chunk]:
+        assert self.memory is not None
+        settings = self.config.prefill
+        budget = Budget(settings.max_batch_tokens, self.memory.max_slot_rows(2), settings.max_batch_requests)
+        return pack([self._sequences[key].pending for key in self._ready], budget, self.geometry.block_size)
+
+    async def _forward(self, batch: list[Chunk]) -> None:
+        run = self._plan(batch)
+        self._run = run
+        self.traffic_manager.send(run.plan)
+        loop = asyncio.get_running_loop()
+
+        def computed(msg: LayerComputed) -> None:
+            loop.call_soon_threadsafe(self.traffic_manager.send, msg)
+
+        # a layer waits for at most a few transfers, each with its own deadline
+        wait_s = 4 * self.config.timeouts.transfer_s
+        try:
+            tokens = await self.compute(run.compute, self.model, self.memory, computed, wait_s)
+            for chunk, token in zip(batch, tokens, strict=True):
+                if token is not None and chunk.key not in run.failed:
+                    self._first_token(chunk.key, token)
+            async with asyncio.timeout(wait_s):
+                await run.drained.wait()
+        finally:
+            run.abandon()
+            self._run = None
+        for chunk in batch:
+            self._advance(chunk, run)
+
+    def _plan(self, batch: list[Chunk]) -> ForwardRun:
+        assert self.memory is not None
+        places: list[SequenceSlice] = []
+        tokens: list[int] = []
+        sampling = []
+        row = 0
+        for chunk in batch:
+            sequence = self._sequences[chunk.key]
+            request = sequence.assign.request
+            if not sequence.started:
+                sequence.started = True
+                miss = request.num_tokens - sequence.cached
+                self._cached_tokens.inc(sequence.cached)
+                self._computed_tokens.inc(miss)
+                self.to_frontend(request, PrefillStarted(*chunk.key, sequence.cached, miss))
+            places.append(SequenceSlice(*chunk.key, row, chunk.cached, chunk.new, chunk.last))
+            tokens += request.tokens[chunk.cached : chunk.cached + chunk.new]
+            sampling.append((request.sampling, request.num_generated) if chunk.last else None)
+            row += chunk.cached + chunk.new
+        fitting = self.memory.budget // (row * self.geometry.row_bytes)
+        num_slots = min(self.config.prefill.resident_layers, self.geometry.num_layers, fitting)
+        self._next_forward += 1
+        plan = BeginForward(self._next_forward, row, num_slots, places)
+        return ForwardRun(plan, tokens, sampling, self.geometry.num_layers)
+
+    def _first_token(self, key: RequestKey, token: int) -> None:
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            return
+        request = sequence.assign.request
+        finish = finish_reason(token, request.num_generated + 1, request.sampling, self.model.eos_token_ids)
+        self.to_frontend(request, Tokens([Token(*key, request.num_generated, token)]))
+        try:
+            self.node.link(sequence.assign.decode.control).send(FirstToken(*key, token, sequence.cached, finish))
+        except DualPathError as error:
+            self.request_failed(key, error.code, f"decode engine not reached: {error.message}")
+            self.drop(key)
+
+    def _advance(self, chunk: Chunk, run: ForwardRun) -> None:
+        """What a drained forward means for one of its requests."""
+        sequence = self._sequences.get(chunk.key)
+        if sequence is None:
+            return  # cancelled meanwhile
+        if chunk.key in run.failed:
+            self.request_failed(chunk.key, ErrorCode.TRANSFER_FAILED, "KV rows did not arrive")
+            self.drop(chunk.key)
+        elif chunk.last:
+            self.to_scheduler(PrefillDone(*chunk.key))
+            self.drop(chunk.key)
+        else:
+            sequence.computed += chunk.new
+
+    def _on_layer_loaded(self, msg: LayerLoaded, peer: Peer) -> None:
+        if self._run is not None and msg.forward == self._run.plan.forward:
+            self._run.loaded(msg.layer, msg.failed)
+
+    def _on_drained(self, msg: ForwardDrained, peer: Peer) -> None:
+        if self._run is not None and msg.forward == self._run.plan.forward:
+            self._run.failed.update(msg.failed)
+            self._run.drained.set()
+
+    # -- end --
+
+    async def drain(self) -> None:
+        while self._sequences:
+            await asyncio.sleep(0.02)
+
+    async def shut(self) -> None:
+        run = getattr(self, "_run", None)
+        if run is not None:
+            run.abandon()
+        await super().shut()
