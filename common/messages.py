@@ -393,7 +393,7 @@ class LayerComputed:
 @message
 @dataclass(frozen=True, slots=True)
 class ForwardDrained:
-    """traffic manager -> prefill engine: every row of this forward is delivered, but for failed; device memory is quiet."""
+    """traffic manager -> prefill engine: all rows of this forward but failed's are delivered; device memory is quiet."""
 
     forward: int
     failed: list[RequestKey]
@@ -413,8 +413,8 @@ class Delivered:
 class LoadPages:
     """decode engine -> traffic manager, call: copy staged blocks to device pages, persist the new full ones, free the
     staging buffer. keys: of the prompt's full blocks; pages: one per staged block, or none if the request has ended
-    already and is only persisted. Answered by Done when the pages hold the KV and the new blocks are announced to storage
-    (their writes go on behind)."""
+    already and is only persisted. Answered by Done when the pages hold the KV and the new blocks are announced to
+    storage (their writes go on behind)."""
 
     request_id: str
     attempt: int

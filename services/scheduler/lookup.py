@@ -32,7 +32,7 @@ class Lookup:
         self._log = structlog.get_logger()
 
     async def hit_blocks(self, request: Request) -> int:
-        """How many leading blocks of the prompt are stored: at most all but the last token's (spec §4). Never raises."""
+        """How many leading blocks of the prompt are stored, at least one token left out (spec §4). Never raises."""
         limit = hit_block_limit(request.num_tokens, self._block_size)
         keys = request.block_keys[:limit]
         gateway = self._gateway()
@@ -42,6 +42,6 @@ class Lookup:
             matched: Matched = await gateway.call(Match(b"".join(keys)), self._timeouts.lookup_s)
         except DualPathError as error:
             self._breaker.trip()
-            self._log.warning("lookup failed; prompts are recomputed", error=str(error), seconds=self._timeouts.breaker_s)
+            self._log.warning("lookup failed; prompts are recomputed for a while", error=str(error))
             return 0
         return min(matched.blocks, len(keys))

@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.transport.select import open_transport
-
 from common.blocks.pool import SlotPool
 from common.config import Config
 from common.errors import DualPathError, ErrorCode
@@ -40,6 +38,7 @@ from common.service import Service
 from common.transport.base import Batch, Intent
 from common.transport.memory import Memory, host_identity
 from common.transport.region import RegionDescriptor
+from common.transport.select import open_transport
 from common.types import Role
 from services.traffic_manager.fence import Fence
 from services.traffic_manager.forward import Forward
@@ -50,7 +49,6 @@ from services.traffic_manager.requests import DecodeRequests, PrefillRequests
 from services.traffic_manager.runs import buffer_to_rows
 from services.traffic_manager.staging import SlotQueue
 from services.traffic_manager.store import STORE_BATCH, BlockStoreClient
-
 
 #: A traffic manager is called after its engine.
 SUFFIX = ".tm"

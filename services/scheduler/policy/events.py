@@ -46,7 +46,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A matched request: num_tokens of prompt, of which hit_tokens lie in storage; blocks of staging buffer it needs."""
+    """A matched request: num_tokens of prompt, hit_tokens of them in storage; num_blocks of staging buffer needed."""
 
     key: RequestKey
     num_tokens: int

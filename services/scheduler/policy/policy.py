@@ -51,6 +51,10 @@ class _Engine:
     fetched: bool = False
     draining: bool = False
 
+    def takes(self, role: Role) -> bool:
+        """It is of this role and has asked for work."""
+        return self.role is role and self.fetched and not self.draining
+
 
 @dataclass(slots=True)
 class _Node:
@@ -180,7 +184,7 @@ class Policy:
             candidates = [
                 (engine.tok, name)
                 for name, engine in self._engines.items()
-                if engine.role is Role.PREFILL and engine.fetched and not engine.draining and engine.tok <= self.config.beta
+                if engine.takes(Role.PREFILL) and engine.tok <= self.config.beta
             ]
             if not candidates:
                 return
@@ -193,7 +197,7 @@ class Policy:
             candidates = [
                 (engine.seq, engine.tok, name)
                 for name, engine in self._engines.items()
-                if engine.role is Role.DECODE and engine.fetched and not engine.draining and self._fits(name, request)
+                if engine.takes(Role.DECODE) and self._fits(name, request)
             ]
             if not candidates:
                 return
@@ -201,7 +205,7 @@ class Policy:
             self._take(request.decode, request)
 
     def _fits(self, name: str, request: _Request) -> bool:
-        """Free device memory = reported free minus prompts assigned but not handed over; likewise the buffer (spec §4)."""
+        """Free device memory = reported free minus prompts assigned but not handed over; likewise the buffer."""
         engine = self._engines[name]
         pending = [other for other in self._requests.values() if other.decode == name and not other.handed_over]
         blocks = sum(other.num_blocks for other in pending)
