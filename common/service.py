@@ -48,7 +48,8 @@ class Service:
         self.members: dict[str, Member] = {}
         self.draining = False
         self.log = structlog.get_logger().bind(process=name)
-        self.failure: asyncio.Future[None] | None = None
+        self.failure: BaseException | None = None
+        self.failed = asyncio.Event()
         self.companions = AsyncExitStack()  # what this service leans on to its very end; closed last
         self._registered = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -89,7 +90,6 @@ class Service:
 
     async def start(self) -> None:
         """Returns when ready. ConfigError or DualPathError if it cannot become so."""
-        self.failure = asyncio.get_running_loop().create_future()
         await self.node.bind(self.control)
         await self.open()
         if self.role is not Role.SCHEDULER:
@@ -129,8 +129,9 @@ class Service:
 
     def fail(self, error: BaseException) -> None:
         """This process cannot go on."""
-        if self.failure is not None and not self.failure.done():
-            self.failure.set_exception(error)
+        if self.failure is None and not self.draining:
+            self.failure = error
+            self.failed.set()
 
     def _task_ended(self, task: asyncio.Task[Any], essential: bool) -> None:
         if task.cancelled() or task.exception() is None:
@@ -255,11 +256,11 @@ async def _run(build: Callable[[], Service], ready_fd: int | None, lifeline_fd: 
         if ready_fd is not None:
             with os.fdopen(ready_fd, "w") as ready:
                 ready.write(json.dumps(service_address(service)) + "\n")
-        assert service.failure is not None
-        waits: list[asyncio.Future[Any]] = [stopping, service.failure]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        if service.failure.done():
-            service.log.error("service failed", error=str(service.failure.exception()))
+        failing = asyncio.create_task(service.failed.wait())
+        await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
+        failing.cancel()
+        if service.failure is not None:
+            service.log.error("service failed", error=str(service.failure))
             return 1
         return 0
     finally:

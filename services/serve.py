@@ -1,7 +1,7 @@
 """One process of the cluster: `dualpath serve ROLE --config FILE`, and how a launcher starts its children.
 
 As a child (--child) it reads its configuration as one line from stdin, which is then its lifeline, and writes its
-address as one line to stdout when it is ready (services.launcher.children). Imports only what its role needs: a control
+address as one line to stdout when it is ready (services.children). Imports only what its role needs: a control
 process stays small.
 """
 
@@ -23,7 +23,7 @@ from common.config import Config, dump_config, load_config, read_dumped_config
 from common.errors import ConfigError, DualPathError, ErrorCode
 from common.service import Service, run_service
 from common.types import Role
-from services.launcher.children import Child, end_all, python_module
+from services.children import Child, end_all, python_module
 
 CLASSES = {
     Role.SCHEDULER: "services.scheduler.service:Scheduler",

@@ -13,10 +13,10 @@ overlap on the target side. Every address is range-checked on the side that owns
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Generator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,7 @@ class Batch:
 class Transfer(Protocol):
     """A batch in flight."""
 
-    def __await__(self) -> object: ...
+    def __await__(self) -> Generator[Any, Any, object]: ...
 
     async def cancel(self) -> None:
         """Stop it. Returns once neither memory is touched any more; a transfer that is done stays done."""
@@ -98,15 +98,30 @@ def make_runs(source: object, target: object, length: object) -> NDArray[np.int6
     return joined
 
 
+def split_runs(runs: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
+    """The same runs in the same order, cut so that none is longer than limit bytes. Empty ones vanish."""
+    pieces = -(-runs[:, 2] // limit)
+    if (pieces == 1).all():
+        return runs
+    cut = np.repeat(runs, pieces, axis=0)
+    skip = (np.arange(len(cut)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * limit
+    cut[:, :2] += skip[:, None]
+    cut[:, 2] = np.minimum(cut[:, 2] - skip, limit)
+    return cut
+
+
 def check_runs(runs: NDArray[np.int64], source_size: int, target_size: int) -> None:
     """TransferError unless every run lies inside both regions."""
-    if runs.ndim != 2 or runs.shape[1] != 3:
-        raise TransferError(f"runs must be [n, 3], not {list(runs.shape)}")
-    if len(runs) == 0:
-        return
-    if runs.min() < 0:
-        raise TransferError("a run has a negative offset or length")
+    if runs.ndim != 2 or runs.shape[1] != 3 or runs.dtype != np.int64:
+        raise TransferError(f"runs must be int64 [n, 3], not {runs.dtype} {list(runs.shape)}")
     for side, size, column in (("source", source_size, 0), ("target", target_size, 1)):
-        # compared without adding, so that no sum can overflow
-        if (runs[:, 2] > size).any() or (runs[:, column] > size - runs[:, 2]).any():
+        if not inside(runs[:, column], runs[:, 2], size):
             raise TransferError(f"a run leaves the {side} region of {size} bytes")
+
+
+def inside(offsets: NDArray[np.int64], lengths: NDArray[np.int64], size: int) -> bool:
+    """Whether every [offset, offset + length) lies inside [0, size)."""
+    if len(offsets) == 0:
+        return True
+    # compared without adding, so that no sum can overflow
+    return bool(min(offsets.min(), lengths.min()) >= 0 and lengths.max() <= size and (offsets <= size - lengths).all())

@@ -1,0 +1,1 @@
+"""What agents ask for: trajectories, their readers, arrivals, and prompts of real text."""

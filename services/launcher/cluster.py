@@ -1,7 +1,7 @@
 """A whole cluster on this host: started in order, watched, and ended so that nothing stays behind.
 
 Life: scheduler -> everything else at once -> ready (counted) -> deaths are reported -> front end drained -> the rest
-ended. Every process has a session, a lifeline and a log of its own (services.launcher.children).
+ended. Every process has a session, a lifeline and a log of its own (services.children).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from common.config import Config
 from common.errors import ConfigError
 from common.model import read_model_directory
 from common.types import Role
-from services.launcher.children import Child, end_all
+from services.children import Child, end_all
 from services.launcher.models import Model, cache_directory
 from services.launcher.rundir import RunDirectory
 from services.serve import child_command, child_input, read_address

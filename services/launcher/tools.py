@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from common.errors import ConfigError
-from services.launcher.children import Child, python_module
+from services.children import Child, python_module
 
 KEPT_LINES = 200
 

@@ -1,4 +1,4 @@
-"""Hops of a KV byte inside and between nodes, counted, so that "no more copies than the paper's" can be checked (spec §4)."""
+"""Hops of a KV byte inside and between nodes, counted, so that the copies of a run can be checked (spec §4)."""
 
 from __future__ import annotations
 

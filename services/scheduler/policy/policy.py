@@ -192,16 +192,19 @@ class Policy:
             self._take(request.prefill, request)
 
     def _assign_decode(self, queue: list[_Request]) -> None:
-        """FIFO; the engine with the fewest sequences among those with staging buffer and device memory for it."""
+        """FIFO; the engine with the fewest sequences among those with staging buffer and device memory for it.
+
+        Between equals, the node that has been assigned the fewest reads: idle nodes take turns.
+        """
         for request in queue:
             candidates = [
-                (engine.seq, engine.tok, name)
+                (engine.seq, engine.tok, self._nodes[engine.node].read_total, name)
                 for name, engine in self._engines.items()
                 if engine.takes(Role.DECODE) and self._fits(name, request)
             ]
             if not candidates:
                 return
-            request.decode = min(candidates)[2]
+            request.decode = min(candidates)[-1]
             self._take(request.decode, request)
 
     def _fits(self, name: str, request: _Request) -> bool:

@@ -27,7 +27,7 @@ def python_module(module: str, *arguments: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parent.parent)
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
 
