@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,7 @@ class Link:
         self._node = node
         self._socket = socket
         self._calls: dict[bytes, asyncio.Future[Any]] = {}
-        self._next_call = 0
+        self._next_call = time.monotonic_ns()  # rises over re-made links too: see Node._repeated
 
     def send(self, msg: object) -> None:
         """One-way, in order with everything else on this link."""
@@ -123,6 +124,7 @@ class Node:
         self._authenticator: AsyncioAuthenticator | None = None
         self._readers: dict[object, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._last_call: dict[bytes, bytes] = {}
         self._pending = 0
         self._dropped = metrics.counter("messages_dropped", "Control messages dropped, by reason", ("reason",))
         self._log = structlog.get_logger().bind(node=identity)
@@ -257,10 +259,16 @@ class Node:
                 continue
             if link is not None and kind in (REPLY, ERROR):
                 link._answer(kind, call_id, msg)
-            elif kind in (ONE_WAY, CALL):
+            elif kind == ONE_WAY or (kind == CALL and not self._repeated(identity, call_id)):
                 self._dispatch(kind, call_id, msg, link or _Caller(self, identity))
             else:
                 self._dropped.labels("malformed").inc()
+
+    def _repeated(self, identity: bytes, call_id: bytes) -> bool:
+        """A peer numbers its calls in rising order and a link keeps order: an old number is a repeated call."""
+        repeated = call_id <= self._last_call.get(identity, b"")
+        self._last_call[identity] = max(call_id, self._last_call.get(identity, b""))
+        return repeated
 
     def _dispatch(self, kind: bytes, call_id: bytes, msg: Any, peer: Link | _Caller) -> None:
         handler = self._handlers.get(type(msg))

@@ -81,6 +81,9 @@ class DecodeEngine(EngineService):
 
     # -- requests in --
 
+    def has(self, key: RequestKey) -> bool:
+        return key in self._sequences
+
     def assigned(self, msg: Assign) -> None:
         sequence = Sequence(msg)
         request = msg.request

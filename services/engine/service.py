@@ -66,6 +66,10 @@ class EngineService(Service):
         """What to register with."""
         raise NotImplementedError
 
+    def has(self, key: RequestKey) -> bool:
+        """The request is in our hands."""
+        raise NotImplementedError
+
     def assigned(self, msg: Assign) -> None:
         """A request is ours, within the limits that we registered."""
         raise NotImplementedError
@@ -157,6 +161,8 @@ class EngineService(Service):
 
     def _on_assign(self, msg: Assign, peer: Peer) -> None:
         request = msg.request
+        if self.has((request.request_id, request.attempt)):
+            return  # repeated
         limit = self.max_context_tokens
         if request.num_tokens < 1 or request.max_new_tokens < 1 or request.num_tokens + request.max_new_tokens > limit:
             detail = f"prompt of {request.num_tokens} and {request.max_new_tokens} new tokens, limit {limit}"

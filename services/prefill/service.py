@@ -90,6 +90,9 @@ class PrefillEngine(EngineService):
 
     # -- requests in --
 
+    def has(self, key: RequestKey) -> bool:
+        return key in self._sequences
+
     def assigned(self, msg: Assign) -> None:
         request = msg.request
         reads = msg.read_path is ReadPath.PE

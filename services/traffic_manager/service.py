@@ -65,6 +65,7 @@ class TrafficManager(Service):
         self._engine: Peer | None = None
         self._memories: list[Memory] = []
         self._forwards: dict[int, Forward] = {}
+        self._last_forward = 0
         self._hops = Hops(self.metrics)
         self._fence = Fence(host_identity(), config.timeouts.transfer_s)
         self.staging: SlotQueue | None = None
@@ -162,6 +163,9 @@ class TrafficManager(Service):
 
     def _begin_forward(self, msg: BeginForward, requests: PrefillRequests) -> None:
         assert self._engine is not None
+        if msg.forward <= self._last_forward:
+            return  # repeated
+        self._last_forward = msg.forward
         forward = Forward(
             msg,
             requests.live,

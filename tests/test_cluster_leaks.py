@@ -1,0 +1,137 @@
+"""Cancellation and soak: whatever happens to requests, everything is back at the baseline afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from common.errors import ErrorCode
+from common.types import Sampling
+from services.engine.reference import Reference
+from tests.cluster import cluster_config, run_cluster
+from tests.models import tiny_model
+
+VOCAB = range(3, 500)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("models"), "llama")
+
+
+@pytest.fixture(scope="module")
+def reference(model):
+    return Reference(model)
+
+
+def resources():
+    gc.collect()
+    return {
+        "fds": len(os.listdir("/proc/self/fd")),
+        "tasks": len(asyncio.all_tasks()),
+        "threads": threading.active_count(),
+        "mappings": sum("memfd:dualpath" in line for line in Path("/proc/self/maps").read_text().splitlines()),
+    }
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_two_hundred_mixed_requests_half_of_them_cancelled(model, reference, tmp_path, transport):
+    rng = random.Random(transport)
+    base = [rng.choice(VOCAB) for _ in range(300)]
+    config = cluster_config(
+        model, tmp_path, scheduler__read_side="round_robin", network__transport=transport, prefill__max_batch_tokens=192
+    )
+
+    async def one(index):
+        prompt = base[: rng.choice((0, 63, 64, 200, 300))] + [rng.choice(VOCAB) for _ in range(rng.randint(1, 90))]
+        length = rng.choice((1, 2, 5, 30, 70))
+        request = driver.request(prompt, Sampling(length, ignore_eos=True))
+        outcome = await driver.submit(request)
+        if index % 2:
+            await asyncio.sleep(rng.random() * 0.3)
+            driver.cancel(request)
+            return
+        async with asyncio.timeout(60):
+            await outcome.done.wait()
+        assert outcome.failed is None
+        if index % 10 == 0:
+            assert outcome.tokens == reference.greedy(prompt, length)
+
+    async with run_cluster(config, prefill=1, decode=2) as cluster:
+        driver = cluster.driver
+        await driver.generate(base, 2)
+        await asyncio.gather(*(one(index) for index in range(10)))
+        await cluster.quiet()
+        before = resources()
+        for start in range(0, 200, 25):
+            await asyncio.gather(*(one(index) for index in range(start, start + 25)))
+        await cluster.quiet()
+        cluster.check_integrity()
+        after = resources()
+        assert after["tasks"] <= before["tasks"] and after["mappings"] == before["mappings"]
+        assert after["threads"] <= before["threads"] + 4  # executors fill up to their bound
+        assert after["fds"] <= before["fds"] + 4
+        assert (await driver.generate(base, 8)).tokens == reference.greedy(base, 8)
+
+
+async def test_nothing_is_left_of_a_cluster(model, tmp_path):
+    async def round_trip():
+        async with run_cluster(cluster_config(model, tmp_path)) as cluster:
+            await cluster.driver.generate([5] * 100, 2)
+        await asyncio.sleep(0.3)  # zmq's lingering sockets
+
+    await round_trip()
+    before = resources()
+    await round_trip()
+    after = resources()
+    assert after["mappings"] == 0 and after["tasks"] == before["tasks"]
+    assert after["fds"] <= before["fds"]
+
+
+async def test_short_prompts_leave_nothing_staged(model, tmp_path):
+    """A07: prompts around one block, many at once."""
+    async with run_cluster(cluster_config(model, tmp_path)) as cluster:
+        for _ in range(5):
+            await asyncio.gather(
+                *(cluster.driver.generate([7 + length % 50] * length, 1) for length in (1, 63, 64, 65) for _ in range(8))
+            )
+        await cluster.quiet()
+        assert all(not manager.requests.live for manager in cluster.traffic_managers.values())
+
+
+async def test_abandoned_long_prompts_do_not_hold_up_a_short_one(model, tmp_path):
+    """A10: cancelled prompts run no further chunk."""
+    config = cluster_config(model, tmp_path, prefill__max_batch_tokens=64)
+    async with run_cluster(config) as cluster:
+        driver = cluster.driver
+        rng = random.Random(1)
+        prompts = [[rng.choice(VOCAB) for _ in range(1500)] for _ in range(10)]
+        requests = [driver.request(prompt, Sampling(1)) for prompt in prompts]
+        for request in requests:
+            await driver.submit(request)
+        await asyncio.sleep(0.2)
+        for request in requests:
+            driver.cancel(request)
+        await asyncio.sleep(0.1)
+        forwards = cluster.prefill()._next_forward
+        await driver.generate([9] * 32, 1)
+        assert cluster.prefill()._next_forward - forwards <= 2
+
+
+async def test_limits_are_checked_again_at_the_engines(model, tmp_path):
+    """A19: what the front end should have refused is refused by the engine, and nothing is staged."""
+    async with run_cluster(cluster_config(model, tmp_path)) as cluster:
+        limit = min(cluster.prefill().max_context_tokens, cluster.decode().max_context_tokens)
+        good = await cluster.driver.submit(cluster.driver.request([5] * (limit - 1), Sampling(1, ignore_eos=True)))
+        bad = await cluster.driver.submit(cluster.driver.request([5] * limit, Sampling(1, ignore_eos=True)))
+        async with asyncio.timeout(60):
+            await bad.done.wait()
+            await good.done.wait()
+        assert bad.failed is not None and bad.failed.code is ErrorCode.BAD_REQUEST
+        assert good.failed is None
