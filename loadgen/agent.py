@@ -1,0 +1,89 @@
+"""An agent plays one trajectory: its turns in order, each with the history that the turns before really produced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.clock import monotonic
+from common.workload.text import TokenText
+from common.workload.trajectories import Trajectory
+from loadgen.client import Client, Completion
+from loadgen.measure import RunLog, TrajectoryRecord, TurnRecord
+
+Observer = Callable[[TurnRecord, list[int], Completion], None]
+"""Told of every turn that ended, with its prompt. Must not block: the next turn waits for it."""
+
+
+@dataclass(slots=True)
+class Agent:
+    """Plays trajectories against one model and logs what happens. think: keep the think times between turns."""
+
+    client: Client
+    model: str
+    text: TokenText
+    log: RunLog
+    think: bool
+    observe: Observer
+
+    async def play(self, trajectory: Trajectory, intended: float, name: str | None = None) -> None:
+        """Play all turns; the first is due at `intended`, each other one when the one before has ended (and thought).
+
+        name: what this run of the trajectory is called, its own name by default; it also decides the text. A failed
+        turn ends the trajectory: what would follow has no history.
+        """
+        name = name or trajectory.name
+        stream = self.text.stream(name)
+        history: list[int] = []
+        due = intended
+        for index, turn in enumerate(trajectory.turns):
+            if index and self.think:
+                due += turn.think_s
+            await sleep_until(due)
+            prompt = history[: turn.context] + stream.take(turn.append)
+            self.log.attempted += 1
+            answer = await self.client.complete(self.model, prompt, turn.generate)
+            record = TurnRecord(
+                session=name,
+                turn=index,
+                intended=due,
+                started=answer.started,
+                ended=answer.ended,
+                prompt_tokens=len(prompt),
+                requested=turn.generate,
+                times=answer.times,
+                cached_tokens=answer.cached_tokens,
+                failure=answer.failure,
+                detail=answer.detail,
+                violations=violations(answer, len(prompt), turn.generate),
+            )
+            self.log.turns.append(record)
+            self.observe(record, prompt, answer)
+            if answer.failure is not None:
+                self.log.trajectories.append(TrajectoryRecord(name, intended, answer.ended, completed=False))
+                return
+            history = prompt + answer.tokens
+            due = answer.ended
+        self.log.trajectories.append(TrajectoryRecord(name, intended, answer.times[-1], completed=True))
+
+
+def violations(answer: Completion, prompt_tokens: int, requested: int) -> list[str]:
+    """What a completion that ended well got wrong: its length, or the counts in its usage (cases E20, E21)."""
+    if answer.failure is not None:
+        return []
+    wrong: list[str] = []
+    generated = len(answer.tokens)
+    if generated != requested:
+        wrong.append(f"generated {generated} tokens instead of {requested}")
+    if answer.completion_tokens not in (None, generated):
+        wrong.append(f"usage counts {answer.completion_tokens} generated tokens, {generated} arrived")
+    if answer.prompt_tokens not in (None, prompt_tokens):
+        wrong.append(f"usage counts {answer.prompt_tokens} prompt tokens, {prompt_tokens} were sent")
+    return wrong
+
+
+async def sleep_until(due: float) -> None:
+    """Return at the monotonic time due, never before it."""
+    while (left := due - monotonic()) > 0:
+        await asyncio.sleep(left)

@@ -1,0 +1,50 @@
+"""Open loop: agents arrive as a Poisson process, whatever the server does (spec §10, online)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from common.errors import ConfigError
+from common.workload.arrivals import poisson_arrivals
+from common.workload.trajectories import Trajectory
+from loadgen.agent import Agent, sleep_until
+
+
+class Arrival(NamedTuple):
+    """A trajectory that starts `at` seconds after the run does. name: its own, so that no two share text."""
+
+    at: float
+    name: str
+    trajectory: Trajectory
+
+
+def schedule(trajectories: Sequence[Trajectory], aps: float, duration: float, seed: int) -> list[Arrival]:
+    """The whole run, decided beforehand by the seed: arrival times, and for each a trajectory drawn with replacement.
+
+    Each arrival has a text of its own, so nothing hits what another arrival stored. ConfigError if nobody arrives.
+    """
+    draws = random.Random(f"sessions/{seed}")
+    drawn = [(at, draws.choice(trajectories)) for at in poisson_arrivals(aps, duration, seed)]
+    arrivals = [
+        Arrival(at, f"{trajectory.name}#{seed}.{number}", trajectory)
+        for number, (at, trajectory) in enumerate(drawn)
+    ]
+    if not arrivals:
+        raise ConfigError(
+            f"no agent arrives in {duration:g} s at {aps:g} agents a second with seed {seed}: raise --duration or --aps"
+        )
+    return arrivals
+
+
+async def online(agent: Agent, arrivals: Sequence[Arrival]) -> None:
+    """Start every arrival at its time and wait for all to end. The log starts to drain after the last arrival."""
+    log = agent.log
+    async with asyncio.TaskGroup() as group:
+        for arrival in arrivals:
+            due = log.started + arrival.at
+            await sleep_until(due)
+            group.create_task(agent.play(arrival.trajectory, due, arrival.name))
+        log.drain_from = log.started + arrivals[-1].at

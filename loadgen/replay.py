@@ -1,0 +1,29 @@
+"""Closed loop: N agents start at once; each takes the next session when it is done with one (spec §10, offline)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from common.clock import monotonic
+from common.workload.trajectories import Trajectory
+from loadgen.agent import Agent
+
+
+async def replay(agent: Agent, trajectories: Sequence[Trajectory], agents: int) -> None:
+    """Play every trajectory once, in order, at most `agents` at a time. The log starts to drain when one runs dry."""
+    waiting = deque(trajectories)
+    log = agent.log
+
+    async def work() -> None:
+        due = log.started
+        while waiting:
+            await agent.play(waiting.popleft(), due)
+            due = monotonic()
+        if log.drain_from is None:
+            log.drain_from = due
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(agents, len(trajectories))):
+            group.create_task(work())
