@@ -1,0 +1,244 @@
+"""The routes: OpenAI's completions, chat completions and models; vLLM's tokenize and detokenize; health."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+import structlog
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from common.errors import DualPathError, ErrorCode
+from services.frontend.detokenize import OutputText
+from services.frontend.errors import HANDLERS, ApiError, failure_body
+from services.frontend.limits import (
+    DEFAULT_COMPLETION_TOKENS,
+    check_model,
+    check_prompt,
+    check_token_ids,
+    resolve_sampling,
+)
+from services.frontend.model import ServedModel
+from services.frontend.requests import ClientRequest, Requests, Update
+from services.frontend.responses import DONE, Answer, ChatAnswer, CompletionAnswer, sse
+from services.frontend.schema import (
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+    parse,
+)
+
+MAX_BODY_BYTES = 32 << 20
+#: What we take over of a client's X-Request-Id.
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+#: Tokens of the prompt's end that the text of the output may depend on.
+CONTEXT_TOKENS = 6
+
+T = TypeVar("T")
+
+
+class Cluster(Protocol):
+    """What the routes need of the front end."""
+
+    model: ServedModel
+    requests: Requests
+
+    @property
+    def context_limit(self) -> int:
+        """Tokens of prompt and output together that every engine can hold."""
+
+    def not_ready(self) -> DualPathError | None:
+        """Why no request can be served now, or None."""
+
+
+def build_app(cluster: Cluster) -> Starlette:
+    """The ASGI application. Unknown paths and methods, too, are answered in the OpenAI error form."""
+    api = _Api(cluster)
+    routes = [
+        Route("/v1/completions", _Admitted(cluster.requests, api.completions), methods=["POST"]),
+        Route("/v1/chat/completions", _Admitted(cluster.requests, api.chat_completions), methods=["POST"]),
+        Route("/tokenize", _Admitted(cluster.requests, api.tokenize), methods=["POST"]),
+        Route("/detokenize", _Admitted(cluster.requests, api.detokenize), methods=["POST"]),
+        Route("/v1/models", api.models, methods=["GET"]),
+        Route("/health", api.health, methods=["GET"]),
+    ]
+    app = Starlette(routes=routes, exception_handlers=HANDLERS)
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Admitted:
+    """A route whose request has a place among those in hand until its response is sent, or its client is gone."""
+
+    def __init__(self, requests: Requests, handler: Callable[[Request, ClientRequest], Awaitable[Response]]) -> None:
+        self._requests = requests
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        asked_id = request.headers.get("x-request-id", "")
+        if not REQUEST_ID.fullmatch(asked_id):
+            asked_id = ""
+        client = self._requests.admit(asked_id)
+        try:
+            response = await self._handler(request, client)
+            response.headers["X-Request-Id"] = asked_id or client.request_id
+            await response(scope, receive, send)
+        finally:
+            client.close()
+
+
+class _Api:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._model = cluster.model
+        self._created = int(time.time())
+
+    async def completions(self, request: Request, client: ClientRequest) -> Response:
+        body = await _read(request, CompletionRequest)
+        check_model(body.model, self._model.name)
+        if isinstance(body.prompt, str):
+            prompt = await self._model.tokenizer.encode(body.prompt, add_special_tokens=True)
+        else:
+            prompt = body.prompt
+        self._start(client, body, "prompt", prompt, DEFAULT_COMPLETION_TOKENS)
+        return await self._answer(request, client, body, CompletionAnswer)
+
+    async def chat_completions(self, request: Request, client: ClientRequest) -> Response:
+        body = await _read(request, ChatRequest)
+        check_model(body.model, self._model.name)
+        if self._model.chat_template is None:
+            raise ApiError(f"messages: the model {self._model.name!r} has no chat template", "messages")
+        try:
+            messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+            text = self._model.chat_template.render(messages, body.tools)
+        except ValueError as error:
+            raise ApiError(f"messages: the chat template refuses them: {error}", "messages") from None
+        # the template has written every special token that the model wants
+        prompt = await self._model.tokenizer.encode(text, add_special_tokens=False)
+        self._start(client, body, "messages", prompt, None)
+        return await self._answer(request, client, body, ChatAnswer)
+
+    async def tokenize(self, request: Request, client: ClientRequest) -> Response:
+        body = await _read(request, TokenizeRequest)
+        check_model(body.model, self._model.name)
+        tokens = await self._model.tokenizer.encode(body.prompt, body.add_special_tokens)
+        limit = self._cluster.context_limit
+        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
+
+    async def detokenize(self, request: Request, client: ClientRequest) -> Response:
+        body = await _read(request, DetokenizeRequest)
+        check_model(body.model, self._model.name)
+        check_token_ids("tokens", body.tokens, self._model.vocab_size)
+        return JSONResponse({"prompt": self._model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+    async def models(self, request: Request) -> Response:
+        model = {
+            "id": self._model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "dualpath",
+            "max_model_len": self._cluster.context_limit,
+        }
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def health(self, request: Request) -> Response:
+        if (error := self._cluster.not_ready()) is not None:
+            raise error
+        return JSONResponse({"status": "ok"})
+
+    def _start(
+        self, client: ClientRequest, body: GenerationRequest, field: str, prompt: list[int], max_tokens: int | None
+    ) -> None:
+        """Check what is asked for against the limits, and hand it to the request's life."""
+        limit, vocab_size = self._cluster.context_limit, self._model.vocab_size
+        check_prompt(field, prompt, limit)
+        check_token_ids(field, prompt, vocab_size)
+        sampling = resolve_sampling(body, len(prompt), limit, vocab_size, max_tokens)
+        decode = self._model.tokenizer.decode
+        text = OutputText(decode, prompt[-CONTEXT_TOKENS:], body.stop, sampling.min_tokens)
+        client.start(prompt, sampling, text)
+
+    async def _answer(
+        self, request: Request, client: ClientRequest, body: GenerationRequest, form: type[Answer]
+    ) -> Response:
+        answer = form.to(body, client.request_id, int(time.time()), self._model.name)
+        if not body.stream:
+            update = await _unless_gone(request, _whole_output(client))
+            return JSONResponse(answer.whole(update, client.usage))
+        # a request that fails before its first token still gets a proper status
+        first = await _unless_gone(request, client.next_update())
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        return StreamingResponse(_events(client, first, answer), headers=headers, media_type="text/event-stream")
+
+
+async def _read(request: Request, schema: type[Body]) -> Body:
+    """The body, parsed. ApiError if it is wrong or larger than we take."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            raise ApiError(f"the body is limited to {MAX_BODY_BYTES} bytes", status=413)
+    return parse(schema, bytes(body))
+
+
+async def _whole_output(client: ClientRequest) -> Update:
+    """Everything as one update."""
+    token_ids: list[int] = []
+    text: list[str] = []
+    while True:
+        update = await client.next_update()
+        token_ids += update.token_ids
+        text.append(update.text)
+        if update.finish_reason is not None:
+            return Update(token_ids, "".join(text), update.finish_reason)
+
+
+async def _events(client: ClientRequest, first: Update, answer: Answer) -> AsyncIterator[bytes]:
+    """The stream from its first update on. An error is its last event; only success ends with [DONE]."""
+    update = first
+    try:
+        yield sse(answer.chunk(update, client.usage))
+        while update.finish_reason is None:
+            update = await client.next_update()
+            yield sse(answer.chunk(update, client.usage))
+    except DualPathError as error:
+        yield sse(failure_body(error))
+        return
+    except Exception as error:
+        structlog.get_logger().error("stream failed", request=client.request_id, exc_info=error)
+        yield sse(failure_body(DualPathError(ErrorCode.INTERNAL, "internal error")))
+        return
+    if answer.include_usage:
+        yield sse(answer.usage_chunk(client.usage))
+    yield DONE
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of work. If the client goes away before, work is cancelled and ClientDisconnect raised."""
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

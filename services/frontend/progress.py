@@ -1,0 +1,41 @@
+"""The output tokens of one request, put in order over all its attempts. Pure."""
+
+from __future__ import annotations
+
+
+class Progress:
+    """Which tokens are there, which are missing, whether that is all. max_tokens: no index is beyond it."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.tokens: list[int] = []
+        self._max_tokens = max_tokens
+        self._early: dict[int, int] = {}
+        self._total: int | None = None
+
+    def restart(self) -> None:
+        """A new attempt continues after the tokens that are there; what an older one sent out of order is void."""
+        self._early.clear()
+        self._total = None
+
+    def add(self, index: int, token: int) -> list[int]:
+        """The tokens that are now next in order: none for a duplicate, or while an earlier one is missing."""
+        start = len(self.tokens)
+        if not start <= index < self._max_tokens:
+            return []
+        self._early.setdefault(index, token)
+        while len(self.tokens) in self._early:
+            self.tokens.append(self._early.pop(len(self.tokens)))
+        return self.tokens[start:]
+
+    def finish(self, total: int) -> None:
+        """The engine says that the output has so many tokens."""
+        self._total = total
+
+    @property
+    def complete(self) -> bool:
+        return self._total == len(self.tokens) and not self._early
+
+    @property
+    def gap(self) -> bool:
+        """True while something is known to be missing, or more is there than the engine says."""
+        return bool(self._early) or self._total not in (None, len(self.tokens))

@@ -1,0 +1,64 @@
+"""The front end process: clients' HTTP on one side, the control plane on the other."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from common.config import Config
+from common.errors import DualPathError, ErrorCode
+from common.messages import Member
+from common.service import Service
+from common.types import Role
+from services.frontend.api import build_app
+from services.frontend.model import ServedModel, load_model
+from services.frontend.requests import Requests
+from services.frontend.server import HttpServer
+
+ENGINE_ROLES = (Role.PREFILL, Role.DECODE)
+
+
+class Frontend(Service):
+    """OpenAI-compatible endpoint. url: where it really listens, from start() on."""
+
+    role = Role.FRONTEND
+    url: str
+    model: ServedModel
+    requests: Requests
+
+    def __init__(self, config: Config, name: str) -> None:
+        super().__init__(config, name)
+        self._server = HttpServer(config.frontend.host, config.frontend.port)
+
+    async def open(self) -> None:
+        self.url = self._server.bind()
+        self.model = await asyncio.to_thread(load_model, self.config.model)
+        self.requests = Requests(self.config, self.node, self.metrics, self.model.manifest, self.model.eos_ids)
+        self._server.start(build_app(self), self.fail)
+
+    def describe(self, member: Member) -> Member:
+        return replace(member, manifest=self.model.manifest)
+
+    @property
+    def context_limit(self) -> int:
+        """Tokens of prompt and output together that the model allows and every engine can hold."""
+        capacities = [member.capacity for role in ENGINE_ROLES for member in self.members_of(role)]
+        limits = [capacity.max_context_tokens for capacity in capacities if capacity is not None]
+        return min([self.model.max_context_tokens, *limits])
+
+    def not_ready(self) -> DualPathError | None:
+        """Why no request can be served now, or None."""
+        if self.draining:
+            return DualPathError(ErrorCode.DRAINING, "this front end is shutting down")
+        missing = [role.value for role in ENGINE_ROLES if not self.members_of(role)]
+        if missing:
+            return DualPathError(ErrorCode.NO_ENGINES, f"no live {' and no live '.join(missing)} engine")
+        return None
+
+    async def drain(self) -> None:
+        await self.requests.drain()
+
+    async def shut(self) -> None:
+        if hasattr(self, "requests"):
+            self.requests.fail_all(DualPathError(ErrorCode.DEADLINE, "this front end has shut down"))
+        await self._server.stop()

@@ -1,0 +1,290 @@
+"""A front end with everything behind it played by the test: a scheduler and an engine that say what a script says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from common.blocks.hashing import prefix_keys
+from common.config import Config, load_config
+from common.errors import DualPathError, ErrorCode
+from common.faults import Faults
+from common.messages import (
+    Accepted,
+    Cancel,
+    Capacity,
+    Finished,
+    Heartbeat,
+    Leave,
+    Member,
+    MemberJoined,
+    MemberLeft,
+    PrefillStarted,
+    Register,
+    Registered,
+    RequestFailed,
+    Submit,
+    Token,
+    Tokens,
+)
+from common.metrics import Metrics
+from common.rpc import Node, Peer
+from common.types import FinishReason, Request, Role
+from services.frontend.service import Frontend
+
+BOS, EOS, STOP = 0, 1, 2
+NUM_SPECIAL = 3
+VOCAB_SIZE = 300
+MODEL_LIMIT = 512
+ENGINE_LIMIT = 256
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+{%- if message['role'] == 'martian' %}{{ raise_exception('unknown role ' + message['role']) }}{% endif %}
+{{ bos_token + message['role'] }}: {{ message['content'] }}
+{% endfor %}
+{% if tools %}tools: {{ tools | tojson }}
+{% endif %}
+{% if add_generation_prompt %}{{ bos_token }}assistant:{% endif %}"""
+"""Written so that trim_blocks and lstrip_blocks matter."""
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Byte-level: BOS, EOS and a stop token, then one token a byte; a BOS goes in front of a text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<s>", "</s>", "<stop>"]
+    tokenizer = Tokenizer(models.BPE({text: index for index, text in enumerate([*special, *alphabet])}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    tokenizer.enable_truncation(16)  # as some published files have it; a server must not obey
+    return tokenizer
+
+
+def write_model(path: Path) -> Path:
+    """A model directory that a front end can serve; its weights are a name only."""
+    path.mkdir(parents=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "hidden_size": 16,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": MODEL_LIMIT,
+        "eos_token_id": EOS,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "model.safetensors").write_bytes(b"none")
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "</s>"}))
+    (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return path
+
+
+class Attempt:
+    """One submitted attempt, and what its engine can say to the front end."""
+
+    def __init__(self, cluster: FakeCluster, request: Request, scheduler: Peer) -> None:
+        self.request = request
+        self._cluster = cluster
+        self._scheduler = scheduler
+        self._link = cluster.engine.link(request.reply_to)
+
+    def started(self, cached: int) -> None:
+        key = (self.request.request_id, self.request.attempt)
+        self._link.send(PrefillStarted(*key, cached, self.request.num_tokens - cached))
+
+    def tokens(self, ids: list[int], index: int | None = None, attempt: int | None = None) -> None:
+        """All in one message, indexes from index (default: where this attempt goes on)."""
+        first = self.request.num_generated if index is None else index
+        number = self.request.attempt if attempt is None else attempt
+        batch = [Token(self.request.request_id, number, first + i, token) for i, token in enumerate(ids)]
+        self._link.send(Tokens(batch))
+
+    def finished(self, num_tokens: int, reason: FinishReason = FinishReason.LENGTH) -> None:
+        self._link.send(Finished(self.request.request_id, self.request.attempt, reason, num_tokens))
+
+    def failed(self, code: ErrorCode, detail: str = "as the script says") -> None:
+        self._scheduler.send(RequestFailed(self.request.request_id, self.request.attempt, code, detail))
+
+    async def output(self, ids: list[int], reason: FinishReason = FinishReason.LENGTH) -> None:
+        """Every token in a message of its own, then the end."""
+        for i, token in enumerate(ids):
+            self.tokens([token], self.request.num_generated + i)
+            await asyncio.sleep(0)
+        self.finished(self.request.num_generated + len(ids), reason)
+
+
+Script = Callable[[Attempt], Awaitable[None]]
+
+
+class FakeCluster:
+    """Scheduler and engine. script: what happens to each attempt; refusal: how Submit is refused, if it is."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.scheduler = Node("scheduler", Config().security, self.metrics, Faults([], "scheduler"))
+        self.engine = Node("engine", Config().security, self.metrics, Faults([], "engine"))
+        self.script: Script | None = None
+        self.refusal: DualPathError | None = None
+        self.requests: list[Request] = []
+        self.cancelled: list[tuple[str, int]] = []
+        self.registered: list[Member] = []
+        self.members = [self._member(Role.PREFILL), self._member(Role.DECODE)]
+        self._frontends: list[Peer] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._news = asyncio.Condition()
+
+    def _member(self, role: Role) -> Member:
+        capacity = Capacity(ENGINE_LIMIT if role is Role.DECODE else MODEL_LIMIT, 64, 4096)
+        return Member(role, role.value, f"{role.value}.1", "tcp://127.0.0.1:1", "node", 1, capacity=capacity)
+
+    async def start(self) -> None:
+        await self.scheduler.bind("tcp://127.0.0.1:*")
+        self.scheduler.on(Register, self._on_register)
+        self.scheduler.on(Heartbeat, lambda msg, peer: None)
+        self.scheduler.on(Leave, lambda msg, peer: None)
+        self.scheduler.on(Submit, self._on_submit)
+        self.scheduler.on(Cancel, self._on_cancel)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.scheduler.close()
+        await self.engine.close()
+
+    def joined(self, member: Member) -> None:
+        for peer in self._frontends:
+            peer.send(MemberJoined(member))
+
+    def left(self, member: Member) -> None:
+        for peer in self._frontends:
+            peer.send(MemberLeft(member.incarnation, member.name, "as the test says"))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for something that messages bring about; TimeoutError after 5 s."""
+        async with asyncio.timeout(5), self._news:
+            await self._news.wait_for(condition)
+
+    def _on_register(self, msg: Register, peer: Peer) -> Registered:
+        self.registered.append(msg.member)
+        self._frontends.append(peer)
+        return Registered(0.05, self.members)
+
+    async def _on_submit(self, msg: Submit, peer: Peer) -> Accepted:
+        await self._note(lambda: self.requests.append(msg.request))
+        if self.refusal is not None:
+            raise self.refusal
+        assert self.script is not None, "the test expects that nothing is dispatched"
+        task = asyncio.create_task(self._play(self.script, Attempt(self, msg.request, peer)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return Accepted()
+
+    async def _play(self, script: Script, attempt: Attempt) -> None:
+        await script(attempt)
+
+    async def _on_cancel(self, msg: Cancel, peer: Peer) -> None:
+        await self._note(lambda: self.cancelled.append((msg.request_id, msg.attempt)))
+
+    async def _note(self, change: Callable[[], None]) -> None:
+        async with self._news:
+            change()
+            self._news.notify_all()
+
+
+class Served:
+    """A running front end, a client of its real port, and what is behind it."""
+
+    def __init__(self, frontend: Frontend, cluster: FakeCluster, http: httpx.AsyncClient) -> None:
+        self.frontend = frontend
+        self.cluster = cluster
+        self.http = http
+
+    def says(self, text: str, reason: FinishReason = FinishReason.LENGTH, end: list[int] | None = None) -> list[int]:
+        """The engine says this, byte by byte, to every attempt. Returns the tokens."""
+        ids = encode(text) + (end or [])
+        self.cluster.script = lambda attempt: attempt.output(ids, reason)
+        return ids
+
+    async def complete(self, **body: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 64, **body})
+
+    async def chat(self, **body: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": "hello"}]
+        return await self.http.post("/v1/chat/completions", json={"messages": messages, **body})
+
+    async def stream(self, **body: Any) -> list[Any]:
+        """The events of a streamed completion; the last one of a good stream is "[DONE]"."""
+        response = await self.complete(stream=True, **body)
+        assert response.status_code == 200, response.text
+        return events_of(response.text)
+
+    def metric(self, name: str) -> float:
+        return self.frontend.metrics.snapshot().get(name, 0.0)
+
+
+def encode(text: str) -> list[int]:
+    """The tokens of a text, without BOS."""
+    tokenizer = byte_tokenizer()
+    tokenizer.no_truncation()
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def events_of(body: str) -> list[Any]:
+    """The events of a stream: JSON objects, and "[DONE]"."""
+    lines = [line.removeprefix("data: ") for line in body.split("\n\n") if line]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def text_of(events: list[Any]) -> str:
+    return "".join(choice["text"] for event in events if event != "[DONE]" for choice in event.get("choices", []))
+
+
+def expect_error(response: httpx.Response, param: str | None, *words: str, status: int = 400) -> None:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
+    assert error["param"] == param
+    for word in words:
+        assert word in error["message"], error["message"]
+
+
+def expected_keys(frontend: Frontend, request: Request) -> bytes:
+    manifest = frontend.model.manifest
+    return prefix_keys(manifest.namespace, request.prompt, manifest.geometry.block_size)
+
+
+@asynccontextmanager
+async def serve(model: Path, **overrides: Any) -> AsyncIterator[Served]:
+    """A front end on any port. overrides: configuration, dots written as double underscores."""
+    cluster = FakeCluster()
+    await cluster.start()
+    settings = {
+        "model.path": str(model),
+        "model.name": "tiny",
+        "frontend.port": 0,
+        "scheduler.control": cluster.scheduler.endpoint,
+        "timeouts.call_s": 0.3,
+        "timeouts.request_s": 20.0,
+        "timeouts.drain_s": 1.0,
+        **{name.replace("__", "."): value for name, value in overrides.items()},
+    }
+    frontend = Frontend(load_config(overrides=settings), "frontend")
+    try:
+        await frontend.start()
+        async with httpx.AsyncClient(base_url=frontend.url, timeout=10) as http:
+            yield Served(frontend, cluster, http)
+    finally:
+        await frontend.stop(drain=False)
+        await cluster.close()
