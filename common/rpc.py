@@ -177,7 +177,9 @@ class Node:
         """Close the link to a peer that is gone."""
         link = self._links.pop(endpoint, None)
         if link is not None:
-            self._readers.pop(link).cancel()
+            reader = self._readers.pop(link, None)
+            if reader is not None:
+                reader.cancel()
             link.close()
 
     def send_to(self, identity: bytes, msg: object) -> None:
@@ -322,13 +324,17 @@ class Node:
         except DualPathError as error:
             self._log.warning("answer not delivered", type=type(answer).__name__, error=str(error))
 
-    async def close(self) -> None:
-        """Stop reading, let queued messages go for LINGER_MS, close every socket."""
+    async def silence(self) -> None:
+        """Stop reading and end every handler; sending goes on."""
         tasks: list[Awaitable[Any]] = [*self._readers.values(), *self._tasks]
         for task in [*self._readers.values(), *self._tasks]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._readers.clear()
+
+    async def close(self) -> None:
+        """Stop reading, let queued messages go for LINGER_MS, close every socket."""
+        await self.silence()
         for link in self._links.values():
             link.close()
         self._links.clear()

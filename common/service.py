@@ -110,6 +110,7 @@ class Service:
                 self.log.warning("drain did not end in time", seconds=self.config.timeouts.drain_s)
         if self._registered:
             self._leave(final=True)
+        await self.node.silence()  # from here on no message starts anything
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

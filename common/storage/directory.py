@@ -1,0 +1,199 @@
+"""Block store in a directory of any POSIX file system, mounts of distributed ones included.
+
+    manifest.json      what the blocks belong to (common.model.Manifest), written once, on first use
+    blocks/ab/abcd...  one file a block (common.storage.format), named by its key in hex, fanned out by the first byte
+    tmp/               files being written; a finished one is renamed to its place, so readers see all of it or nothing
+    quarantine/        files that were not what they should be, for a post-mortem
+
+Several processes may share a directory. Nothing is synced to disk: after a power failure a block may be damaged, and a
+damaged block is a miss like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiofiles
+import structlog
+import xxhash
+
+from common.metrics import Metrics
+from common.model import Manifest
+from common.storage.claim import BLOCKS, DRAFTS, QUARANTINE, claim_directory, create_locked, make_directory
+from common.storage.format import HEADER_BYTES, BadBlock, BlockHeader, pack_header, parse_header
+from common.tasks import to_the_end
+
+T = TypeVar("T")
+
+#: Errors that condemn the file itself; any other failure to read says nothing about it, and leaves it in place.
+_DAMAGED = frozenset({errno.EIO, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EBADMSG, errno.EUCLEAN})
+LOOKUP_THREADS = 2
+
+
+class DirectoryStore:
+    """The default BlockStore (common.storage.base). concurrency: blocks read or written at a time.
+
+    verify False takes a payload as it comes, whatever its checksum says.
+    """
+
+    def __init__(
+        self, root: Path, manifest: Manifest, metrics: Metrics, *, verify: bool = True, concurrency: int = 8
+    ) -> None:
+        geometry = manifest.geometry
+        self._root = root
+        self._manifest = manifest
+        self._verify = verify
+        self._header = BlockHeader(
+            namespace=manifest.namespace,
+            key=b"",
+            num_layers=geometry.num_layers,
+            block_size=geometry.block_size,
+            row_bytes=geometry.row_bytes,
+            payload_bytes=geometry.full_block_bytes,
+            checksum=0,
+        )
+        self._file_bytes = HEADER_BYTES + geometry.full_block_bytes
+        self._bulk = ThreadPoolExecutor(concurrency, "storage-bulk")
+        # every request waits for its lookup: lookups must not queue behind bulk I/O
+        self._lookup = ThreadPoolExecutor(LOOKUP_THREADS, "storage-lookup")
+        self._log = structlog.get_logger()
+        self._read = metrics.counter("storage_blocks_read", "Blocks read and found good")
+        self._read_bytes = metrics.counter("storage_bytes_read", "Payload bytes of blocks read and found good")
+        self._written = metrics.counter("storage_blocks_written", "Blocks stored")
+        self._written_bytes = metrics.counter("storage_bytes_written", "Payload bytes of blocks stored")
+        self._misses = metrics.counter("storage_misses", "Reads that gave no block, for whatever reason")
+        self._failed_puts = metrics.counter("storage_failed_puts", "Blocks that could not be stored", ("error",))
+        self._quarantined = metrics.counter("storage_blocks_quarantined", "Damaged block files set aside", ("reason",))
+
+    async def open(self) -> None:
+        self._root = await self._in_bulk(claim_directory, self._root, self._manifest)
+
+    async def close(self) -> None:
+        for executor in (self._lookup, self._bulk):
+            await asyncio.to_thread(executor.shutdown, cancel_futures=True)
+
+    async def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        paths = [self._path(key) for key in keys]
+        return await asyncio.get_running_loop().run_in_executor(self._lookup, self._are_blocks, paths)
+
+    async def read(self, key: bytes, into: memoryview) -> bool:
+        self._check_size(into)
+        found = await to_the_end(self._read_block(key, into))
+        if found:
+            self._read.inc()
+            self._read_bytes.inc(into.nbytes)
+        else:
+            self._misses.inc()
+        return found
+
+    async def write(self, key: bytes, payload: memoryview, checksum: int) -> bool:
+        self._check_size(payload)
+        stored = await to_the_end(self._write_block(key, payload, checksum))
+        if stored:
+            self._written.inc()
+            self._written_bytes.inc(payload.nbytes)
+        return stored
+
+    async def _read_block(self, key: bytes, into: memoryview) -> bool:
+        try:
+            # a buffer of just the header's size: the payload goes from the file straight into its place
+            async with aiofiles.open(
+                self._path(key), "rb", buffering=HEADER_BYTES, opener=self._open_block, executor=self._bulk
+            ) as file:
+                header = parse_header(await file.read(HEADER_BYTES))
+                header.expect(replace(self._header, key=key))
+                if await file.readinto(into) != into.nbytes:
+                    raise BadBlock("short", "the file ends inside the payload")
+            if self._verify and await self._in_bulk(xxhash.xxh3_64_intdigest, into) != header.checksum:
+                raise BadBlock("checksum", "the payload's checksum does not fit")
+        except FileNotFoundError:
+            return False
+        except BadBlock as bad:
+            await self._quarantine(key, bad.reason, str(bad))
+            return False
+        except OSError as error:
+            if error.errno in _DAMAGED:
+                await self._quarantine(key, _name(error), str(error))
+            else:
+                self._log.warning("block not read", key=key.hex(), error=str(error))
+            return False
+        return True
+
+    async def _write_block(self, key: bytes, payload: memoryview, checksum: int) -> bool:
+        draft, path = f"{self._root}/{DRAFTS}/{secrets.token_hex(16)}", self._path(key)
+        header = pack_header(replace(self._header, key=key, checksum=checksum))
+        try:
+            async with aiofiles.open(draft, "xb", opener=create_locked, executor=self._bulk) as file:
+                await file.write(header)
+                await file.write(payload)
+            await self._in_bulk(_publish, draft, path)
+        except OSError as error:
+            self._failed_puts.labels(_name(error)).inc()
+            self._log.warning("block not stored", key=key.hex(), error=str(error))
+            with contextlib.suppress(OSError):
+                await self._in_bulk(os.unlink, draft)
+            return False
+        return True
+
+    async def _quarantine(self, key: bytes, reason: str, detail: str) -> None:
+        try:
+            await self._in_bulk(os.replace, self._path(key), f"{self._root}/{QUARANTINE}/{key.hex()}")
+        except FileNotFoundError:
+            return  # another reader was faster
+        except OSError as error:
+            self._log.error("damaged block cannot be set aside", key=key.hex(), reason=reason, error=str(error))
+            return
+        self._quarantined.labels(reason).inc()
+        self._log.warning("damaged block set aside", key=key.hex(), reason=reason, detail=detail)
+
+    def _path(self, key: bytes) -> str:
+        name = key.hex()
+        return f"{self._root}/{BLOCKS}/{name[:2]}/{name}"
+
+    def _check_size(self, block: memoryview) -> None:
+        if block.nbytes != self._header.payload_bytes:
+            raise ValueError(f"a block has {self._header.payload_bytes} bytes, not {block.nbytes}")
+
+    def _are_blocks(self, paths: list[str]) -> list[bool]:
+        return [self._is_block(path) for path in paths]
+
+    def _is_block(self, path: str) -> bool:
+        """A file of the right kind and size; whether its bytes are good shows when they are read."""
+        try:
+            status = os.lstat(path)
+        except OSError:
+            return False
+        return stat.S_ISREG(status.st_mode) and status.st_size == self._file_bytes
+
+    def _open_block(self, path: str, flags: int) -> int:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)  # non-blocking: a pipe must not hang us
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != self._file_bytes:
+            os.close(fd)
+            raise BadBlock("size", f"not a regular file of {self._file_bytes} bytes")
+        return fd
+
+    async def _in_bulk(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._bulk, function, *args)
+
+
+def _publish(draft: str, path: str) -> None:
+    try:
+        os.replace(draft, path)
+    except FileNotFoundError:  # the first block of its sub-directory
+        make_directory(Path(path).parent)
+        os.replace(draft, path)
+
+
+def _name(error: OSError) -> str:
+    return errno.errorcode.get(error.errno or 0, "unknown")
