@@ -92,14 +92,14 @@ class TrajectoryRecord:
 class RunLog:
     """What happened in one run. offered: turns that were to be sent, attempted: turns that were sent.
 
-    drain_from: from when on the load falls off because nothing more starts, None if it never came to that.
+    last_start: when the last trajectory started, None as long as more are to start.
     """
 
     offered: int
     started: float
     ended: float = 0.0
     attempted: int = 0
-    drain_from: float | None = None
+    last_start: float | None = None
     interrupted: bool = False
     turns: list[TurnRecord] = field(default_factory=list)
     trajectories: list[TrajectoryRecord] = field(default_factory=list)
@@ -128,13 +128,13 @@ def summary(values: Iterable[float | None], factor: float = 1.0) -> dict[str, An
 def steady_window(log: RunLog) -> tuple[float, float] | None:
     """The part of the run in which the load was level: neither ramp nor drain (case E14).
 
-    From the end of the first trajectory (before it, agents only start) until nothing more starts. None if a run is
-    too short to have one.
+    From the end of the first completed trajectory (before it, agents only start) to the start of the last one (after
+    it, they only end). None if a run is too short to have one.
     """
-    first = min((trajectory.ended for trajectory in log.trajectories), default=None)
-    if first is None or log.drain_from is None or log.drain_from <= first:
+    first_end = min((trajectory.ended for trajectory in log.trajectories if trajectory.completed), default=None)
+    if first_end is None or log.last_start is None or log.last_start <= first_end:
         return None
-    return first, log.drain_from
+    return first_end, log.last_start
 
 
 def rates(log: RunLog, window: tuple[float, float], slo: Slo) -> dict[str, Any]:

@@ -40,11 +40,11 @@ def schedule(trajectories: Sequence[Trajectory], aps: float, duration: float, se
 
 
 async def online(agent: Agent, arrivals: Sequence[Arrival]) -> None:
-    """Start every arrival at its time and wait for all to end. The log starts to drain after the last arrival."""
+    """Start every arrival at its time and wait for all to end. Tells the log when the last one started."""
     log = agent.log
     async with asyncio.TaskGroup() as group:
         for arrival in arrivals:
             due = log.started + arrival.at
             await sleep_until(due)
             group.create_task(agent.play(arrival.trajectory, due, arrival.name))
-        log.drain_from = log.started + arrivals[-1].at
+        log.last_start = log.started + arrivals[-1].at

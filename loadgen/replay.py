@@ -12,17 +12,18 @@ from loadgen.agent import Agent
 
 
 async def replay(agent: Agent, trajectories: Sequence[Trajectory], agents: int) -> None:
-    """Play every trajectory once, in order, at most `agents` at a time. The log starts to drain when one runs dry."""
+    """Play every trajectory once, in order, at most `agents` at a time. Tells the log when the last one started."""
     waiting = deque(trajectories)
     log = agent.log
 
     async def work() -> None:
         due = log.started
         while waiting:
-            await agent.play(waiting.popleft(), due)
+            trajectory = waiting.popleft()
+            if not waiting:
+                log.last_start = due
+            await agent.play(trajectory, due)
             due = monotonic()
-        if log.drain_from is None:
-            log.drain_from = due
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(agents, len(trajectories))):

@@ -53,7 +53,7 @@ def _latencies(result: dict[str, Any]) -> Table:
 
 def _rates(result: dict[str, Any]) -> Table:
     table = Table(title="Rates", title_justify="left")
-    for name in ("window", "from s", "to s", "ended/s", "completed/s", "within SLO/s", "generated tokens/s"):
+    for name in ("window", "from s", "to s", "ended/s", "well/s", "good/s", "tokens/s"):
         table.add_column(name, justify="left" if name == "window" else "right")
     for name in ("whole", "steady"):
         window = result["rates"][name]
@@ -61,8 +61,8 @@ def _rates(result: dict[str, Any]) -> Table:
         table.add_row(name, *cells)
     slo = result["slo"]
     table.caption = (
-        f"steady: first trajectory's end to when nothing more starts; SLO: TTFT <= {slo['ttft_s']:g} s, "
-        f"TPOT <= {slo['tpot_s'] * 1e3:g} ms"
+        f"steady: from the first trajectory's end to the last one's start; good: ended well with TTFT <= "
+        f"{slo['ttft_s']:g} s and TPOT <= {slo['tpot_s'] * 1e3:g} ms"
     )
     return table
 

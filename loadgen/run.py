@@ -103,5 +103,5 @@ async def _until_signalled(work: Coroutine[Any, Any, None], log: RunLog) -> None
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
     log.ended = monotonic()
-    if log.drain_from is None:
-        log.drain_from = log.ended
+    if log.last_start is None:
+        log.last_start = log.ended

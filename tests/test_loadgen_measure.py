@@ -116,7 +116,7 @@ def steady_log() -> RunLog:
     ends = [2.0 + 0.1 * i for i in range(601)] + [65.0]
     run = log([turn([end - 0.05, end], intended=end - 1.0) for end in ends], end=65.0)
     run.trajectories = [TrajectoryRecord("s", end - 1.0, end, True) for end in ends]
-    run.drain_from = 62.0
+    run.last_start = 62.0
     return run
 
 
@@ -131,10 +131,18 @@ def test_e14_ramp_and_drain_are_not_in_the_steady_rate() -> None:
 
 def test_a_short_run_has_no_steady_window() -> None:
     run = steady_log()
-    run.drain_from = 1.0
+    run.last_start = 1.0
     assert steady_window(run) is None
     assert measure(run, Slo())["rates"]["steady"] is None
+    run.last_start = None
+    assert steady_window(run) is None
     assert steady_window(log([])) is None
+
+
+def test_a_failed_trajectory_does_not_end_the_ramp() -> None:
+    run = steady_log()
+    run.trajectories.append(TrajectoryRecord("s", 0.0, 0.5, False))
+    assert steady_window(run) == (2.0, 62.0)
 
 
 def test_jct_ends_at_the_last_token_of_completed_trajectories() -> None:

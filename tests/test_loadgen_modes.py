@@ -16,7 +16,7 @@ from common.workload.text import TokenText
 from common.workload.trajectories import Trajectory, Turn
 from loadgen.agent import Agent
 from loadgen.client import Client
-from loadgen.measure import RunLog, Slo, measure
+from loadgen.measure import RunLog, Slo, measure, steady_window
 from loadgen.online import online, schedule
 from loadgen.progress import ProgressMode
 from loadgen.replay import replay
@@ -86,7 +86,10 @@ async def test_closed_loop_keeps_n_agents_busy_and_plays_everything_once() -> No
     assert sorted(t.session for t in agent.log.trajectories) == sorted(t.name for t in trajectories)
     starts = sorted(agent.log.turns, key=lambda turn: turn.started)
     assert [turn.session for turn in starts] == [t.name for t in trajectories]
-    assert agent.log.drain_from is not None
+    first_end = min(turn.ended for turn in agent.log.turns)
+    assert agent.log.last_start is not None
+    assert first_end < agent.log.last_start <= starts[-1].started
+    assert steady_window(agent.log) is not None
 
 
 async def test_the_next_session_is_due_when_the_agent_is_free() -> None:
@@ -95,6 +98,7 @@ async def test_the_next_session_is_due_when_the_agent_is_free() -> None:
         await replay(agent, [one_turn(f"t{i}") for i in range(5)], agents=1)
     turns = agent.log.turns
     assert turns[0].intended == agent.log.started
+    assert agent.log.last_start == turns[-1].intended
     for before, after in pairwise(turns):
         assert before.ended <= after.intended <= after.started
 
@@ -170,6 +174,7 @@ async def test_e09_a_stall_is_in_the_latencies_and_not_in_the_schedule() -> None
     for turn in stalled:
         assert turn.ttft is not None
         assert turn.ttft >= stall_ends - turn.intended
+    assert agent.log.last_start == turns[-1].intended
     result = measure(agent.log, Slo())
     assert result["ttft_ms"]["p95"] > 700
     assert result["ttft_from_send_ms"]["n"] == result["ttft_ms"]["n"] == len(arrivals)
