@@ -1,83 +1,21 @@
-"""Directory block store: atomic publication, verified reads, quarantine, and refusals at start."""
+"""Directory block store: atomic publication, verified reads, quarantine, failed puts."""
 
 import asyncio
 import errno
-import fcntl
-import json
 import os
 import resource
 import stat
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import replace
-from hashlib import blake2b
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import xxhash
 
-from common.blocks.geometry import attention_geometry
-from common.errors import ConfigError
 from common.metrics import Metrics
-from common.model import Manifest
 from common.storage import directory as directory_module
-from common.storage.directory import DirectoryStore
 from common.storage.format import HEADER_BYTES
-
-GEOMETRY = attention_geometry(num_layers=2, block_size=64, kv_heads=2, head_dim=16, dtype="float32")
-MANIFEST = Manifest(1, "weights", GEOMETRY)
-SIZE = GEOMETRY.full_block_bytes
-
-
-def key_of(name: str) -> bytes:
-    return blake2b(name.encode(), digest_size=32).digest()
-
-
-def payload_of(name: str, size: int = SIZE) -> memoryview:
-    pattern = key_of(name)
-    return memoryview((pattern * (size // len(pattern) + 1))[:size])
-
-
-@asynccontextmanager
-async def opened(
-    root: Path, manifest: Manifest = MANIFEST, metrics: Metrics | None = None, verify: bool = True
-) -> AsyncIterator[DirectoryStore]:
-    store = DirectoryStore(root, manifest, metrics or Metrics(), verify=verify, concurrency=4)
-    try:
-        await store.open()
-        yield store
-    finally:
-        await store.close()
-
-
-async def put(store: DirectoryStore, name: str) -> bool:
-    payload = payload_of(name)
-    return await store.write(key_of(name), payload, xxhash.xxh3_64_intdigest(payload))
-
-
-async def get(store: DirectoryStore, name: str) -> bytes | None:
-    into = memoryview(bytearray(SIZE))
-    return bytes(into) if await store.read(key_of(name), into) else None
-
-
-def file_of(root: Path, name: str) -> Path:
-    key = key_of(name).hex()
-    return root / "blocks" / key[:2] / key
-
-
-def quarantined(metrics: Metrics) -> dict[str, float]:
-    prefix = "storage_blocks_quarantined_total{reason="
-    return {
-        name.removeprefix(prefix).rstrip("}"): value
-        for name, value in metrics.snapshot().items()
-        if name.startswith(prefix)
-    }
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(entry.name for entry in directory.iterdir())
-
+from tests.storage_support import SIZE, file_of, get, key_of, names, opened, payload_of, put, quarantined
 
 # ---- the ordinary life of a block ----
 
@@ -164,7 +102,7 @@ async def test_a_reader_sees_nothing_or_all_of_a_slow_write(tmp_path: Path, monk
             seen.add(await get(reader, "slow"))
         assert await storing
         seen.add(await get(reader, "slow"))
-        assert seen <= {None, bytes(payload_of("slow"))} and bytes(payload_of("slow")) in seen
+        assert seen <= {None, payload_of("slow")} and payload_of("slow") in seen
 
 
 async def test_readers_never_see_a_half_written_block(tmp_path: Path) -> None:
@@ -176,7 +114,7 @@ async def test_readers_never_see_a_half_written_block(tmp_path: Path) -> None:
         async def rewrite() -> None:
             for i in range(60):
                 payload = payloads[i % 2]
-                assert await writer.write(key_of("key"), payload, xxhash.xxh3_64_intdigest(payload))
+                assert await writer.write(key_of("key"), memoryview(payload), xxhash.xxh3_64_intdigest(payload))
 
         writing = asyncio.create_task(rewrite())
         seen = []
@@ -195,7 +133,6 @@ async def test_a_cancelled_call_is_over_only_when_its_buffer_is_quiet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, go_on = threading.Event(), threading.Event()
-    parse = directory_module.parse_header
 
     async with opened(tmp_path) as store:
         await put(store, "block")
@@ -217,7 +154,6 @@ async def test_a_cancelled_call_is_over_only_when_its_buffer_is_quiet(
         with pytest.raises(asyncio.CancelledError):
             await reading
         assert into == payload_of("block")  # the read went to its end, and the end came before the cancellation
-    assert parse is directory_module.parse_header
 
 
 # ---- damage ----
@@ -413,143 +349,6 @@ async def test_a_store_whose_blocks_are_deleted_under_it_recovers(tmp_path: Path
         assert await get(store, "block") is None
         assert await put(store, "block")
         assert await get(store, "block") == payload_of("block")
-
-
-# ---- start ----
-
-
-async def refusal(root: Path, manifest: Manifest = MANIFEST) -> str:
-    with pytest.raises(ConfigError) as caught:
-        async with opened(root, manifest):
-            pass
-    message = str(caught.value)
-    assert "\n" not in message and str(root) in message
-    return message
-
-
-async def test_a_regular_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("hello")
-    assert "is not a directory" in await refusal(path)
-    assert "is not a directory" in await refusal(path / "below")
-    assert path.read_text() == "hello"
-
-
-@pytest.mark.parametrize("path", ["/proc/self", "/proc/nowhere", "/sys/kernel"])
-async def test_a_directory_that_cannot_be_written_is_refused(path: str) -> None:
-    assert "is not writable" in await refusal(Path(path))
-
-
-@pytest.mark.parametrize(
-    ("other", "field"),
-    [
-        (replace(MANIFEST, model_digest="other weights"), "model_digest"),
-        (replace(MANIFEST, format_version=2), "format_version"),
-        (replace(MANIFEST, geometry=replace(GEOMETRY, num_layers=3)), "num_layers"),
-        (replace(MANIFEST, geometry=replace(GEOMETRY, block_size=32)), "block_size"),
-        (replace(MANIFEST, geometry=attention_geometry(2, 64, 4, 16, "bfloat16")), "parts"),
-    ],
-)
-async def test_a_directory_of_another_model_is_refused_by_the_field(
-    tmp_path: Path, other: Manifest, field: str
-) -> None:
-    async with opened(tmp_path) as store:
-        await put(store, "block")
-    before = (tmp_path / "manifest.json").read_bytes()
-    message = await refusal(tmp_path, other)
-    assert "another model" in message and field in message
-    assert (tmp_path / "manifest.json").read_bytes() == before
-    async with opened(tmp_path) as store:
-        assert await get(store, "block") == payload_of("block")
-
-
-async def test_a_block_of_another_namespace_is_never_read(tmp_path: Path) -> None:
-    """Even if its file gets into the directory under the right name."""
-    metrics = Metrics()
-    async with opened(tmp_path / "a") as store:
-        await put(store, "block")
-    async with opened(tmp_path / "b", replace(MANIFEST, model_digest="other"), metrics, verify=False) as store:
-        await put(store, "block")
-        file_of(tmp_path / "b", "block").write_bytes(file_of(tmp_path / "a", "block").read_bytes())
-        assert await get(store, "block") is None
-    assert quarantined(metrics) == {"foreign": 1}
-
-
-async def test_first_users_at_once_agree_on_one_manifest(tmp_path: Path) -> None:
-    manifests = [replace(MANIFEST, model_digest=f"weights {i}") for i in range(8)]
-
-    async def use(manifest: Manifest) -> bool:
-        try:
-            async with opened(tmp_path, manifest):
-                return True
-        except ConfigError as error:
-            assert "another model" in str(error)
-            return False
-
-    accepted = await asyncio.gather(*(use(manifest) for manifest in manifests))
-    assert sum(accepted) == 1
-    stored = json.loads((tmp_path / "manifest.json").read_text())
-    assert stored["model_digest"] == manifests[accepted.index(True)].model_digest
-    assert names(tmp_path) == ["blocks", "manifest.json", "quarantine", "tmp"]
-
-
-@pytest.mark.parametrize("text", ["", "{}", '{"format_version": 1', '{"format_version": 1, "model_digest": "x"}', "[]"])
-async def test_a_broken_manifest_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "manifest.json").write_text(text)
-    assert "manifest.json is not a manifest" in await refusal(tmp_path)
-
-
-async def test_a_directory_in_other_use_is_refused_and_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "tmp" / "precious").write_text("data")
-    assert "neither empty nor a block store" in await refusal(tmp_path)
-    assert names(tmp_path) == ["tmp"]
-    assert (tmp_path / "tmp" / "precious").read_text() == "data"
-
-
-async def test_a_new_file_system_counts_as_empty(tmp_path: Path) -> None:
-    (tmp_path / "lost+found").mkdir()
-    (tmp_path / ".snapshot").mkdir()
-    async with opened(tmp_path) as store:
-        assert await put(store, "block")
-
-
-@pytest.mark.parametrize("name", ["blocks", "tmp", "quarantine", "blocks/ab"])
-async def test_links_in_the_place_of_directories_are_refused(tmp_path: Path, name: str) -> None:
-    root, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    async with opened(root):
-        pass
-    if (root / name).exists():
-        (root / name).rmdir()
-    (root / name).symlink_to(elsewhere)
-    assert "not a directory" in await refusal(root)
-
-
-async def test_leftovers_of_dead_writers_go_and_drafts_of_live_ones_stay(tmp_path: Path) -> None:
-    async with opened(tmp_path) as store:
-        await put(store, "block")
-    for i in range(3):
-        (tmp_path / "tmp" / f"dead{i}").write_bytes(b"half a block")
-    live = tmp_path / "tmp" / "live"
-    with live.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        async with opened(tmp_path) as store:
-            assert names(tmp_path / "tmp") == ["live"]
-            assert await get(store, "block") == payload_of("block")
-
-
-async def test_start_lists_no_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(tmp_path) as store:
-        for i in range(20):
-            await put(store, f"b{i}")
-    listed: list[str] = []
-    real_scandir, real_listdir = os.scandir, os.listdir
-    monkeypatch.setattr(os, "scandir", lambda path=".": listed.append(str(path)) or real_scandir(path))
-    monkeypatch.setattr(os, "listdir", lambda path=".": listed.append(str(path)) or real_listdir(path))
-    async with opened(tmp_path):
-        pass
-    assert sorted(listed) == [str(tmp_path / "blocks"), str(tmp_path / "tmp")]
 
 
 async def test_the_loop_goes_on_while_storage_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Blocks on their way into storage: who announced them, since when, and who waits for them. Pure; time is passed in.
 
-    absent --announce--> in flight --settle (stored or given up) | expire | drop (its writer left)--> absent
+absent --announce--> in flight --settle (stored or given up) | expire | drop (its writer left)--> absent
 """
 
 from __future__ import annotations
