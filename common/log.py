@@ -11,15 +11,18 @@ import structlog
 
 def setup_logging(level: str = "info", format: Literal["console", "json"] = "console") -> None:
     """Configure logging for this process. Call once, before the first event."""
-    renderer = structlog.processors.JSONRenderer() if format == "json" else structlog.dev.ConsoleRenderer(colors=False)
+    plain = structlog.dev.plain_traceback  # the default would import rich and print every local
+    renderers: dict[str, list[structlog.types.Processor]] = {
+        "console": [structlog.dev.ConsoleRenderer(colors=False, exception_formatter=plain)],
+        "json": [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()],
+    }
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.StackInfoRenderer(),
-            structlog.processors.format_exc_info,
-            renderer,
+            *renderers[format],
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

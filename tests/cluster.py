@@ -33,7 +33,7 @@ def cluster_config(model: Path, blocks: Path, **overrides: Any) -> Config:
     values: dict[str, Any] = {
         "model.path": str(model),
         "storage.path": str(blocks),
-        "storage.staging": "4MiB",
+        "storage.staging": "256KiB",
         "scheduler.control": "tcp://127.0.0.1:*",
         "prefill.device_memory": "4MiB",
         "prefill.buffer": "8MiB",

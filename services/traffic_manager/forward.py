@@ -101,6 +101,10 @@ class Forward:
         return [sequence.place for sequence in self._alive()]
 
     def _alive(self) -> list[_Sequence]:
+        """Sequences whose rows still matter. A released one has no slots any more."""
+        for sequence in self._sequences:
+            if sequence.staged.released:
+                self._failed.setdefault(sequence.staged.key, "released")
         return [sequence for sequence in self._sequences if sequence.staged.key not in self._failed]
 
     async def _slot(self, slot: int) -> None:

@@ -228,11 +228,11 @@ class TrafficManager(Service):
 
     async def _on_push(self, msg: PushRows, peer: Peer) -> Done:
         staged = self.requests.staged(msg.request_id, msg.attempt)
-        runs = buffer_to_rows(self._geometry, staged.slots, msg.layer, 0, msg.rows, msg.target)
         async with staged.use():
-            await self._hops.write(
-                self._compute, Batch(self._buffer, msg.memory, runs), Intent.KV_LOAD, Hop.PUSH
-            )
+            if not 0 < msg.rows <= len(staged.slots) * self._geometry.block_size:
+                raise DualPathError(ErrorCode.MALFORMED, f"{msg.rows} rows of {len(staged.slots)} staged blocks")
+            runs = buffer_to_rows(self._geometry, staged.slots, msg.layer, 0, msg.rows, msg.target)
+            await self._hops.write(self._compute, Batch(self._buffer, msg.memory, runs), Intent.KV_LOAD, Hop.PUSH)
         return Done()
 
     async def _on_load(self, msg: LoadPages, peer: Peer) -> Done:

@@ -16,14 +16,13 @@ from common.blocks.geometry import BlockGeometry
 from common.breaker import Breaker
 from common.clock import monotonic
 from common.config import TimeoutsConfig
-from common.errors import DualPathError
+from common.errors import DualPathError, ErrorCode
 from common.messages import Announce, Announced, BlockResults, Commit, ReadBlocks, Reserve, Reserved
 from common.metrics import Metrics
 from common.rpc import Link
 from common.transport.base import Batch, Intent, Transport, make_runs
 from common.transport.memory import Memory
 from common.transport.region import RegionDescriptor
-from common.types import KEY_BYTES
 
 #: Blocks of one store batch: enough to keep the NIC busy, few enough to share the gateway's buffer.
 STORE_BATCH = 8
@@ -111,14 +110,16 @@ class BlockStoreClient:
 
     async def store(self, keys: list[bytes], slots: list[int]) -> None:
         """Store announced blocks from buffer slots. Never raises for storage's sake."""
-        for start in range(0, len(keys), STORE_BATCH):
-            chunk = keys[start : start + STORE_BATCH]
+        done = 0
+        while done < len(keys):
+            chunk = slice(done, done + STORE_BATCH)
             try:
-                await self._store(chunk, slots[start : start + STORE_BATCH])
+                done += await self._store(keys[chunk], slots[chunk])
             except DualPathError as error:
-                self._log.warning("blocks not stored", blocks=len(chunk), error=str(error))
-                self._failed.labels("write").inc(len(chunk))
-                await self.give_up(chunk)
+                self._log.warning("blocks not stored", blocks=len(keys) - done, error=str(error))
+                self._failed.labels("write").inc(len(keys) - done)
+                await self.give_up(keys[done:])
+                return
 
     async def give_up(self, keys: list[bytes]) -> None:
         """Announced blocks that will not come: nobody should wait for them."""
@@ -131,21 +132,26 @@ class BlockStoreClient:
         except DualPathError as error:
             self._log.debug("gateway did not hear of given-up blocks", error=str(error))
 
-    async def _store(self, keys: list[bytes], slots: list[int]) -> None:
+    async def _store(self, keys: list[bytes], slots: list[int]) -> int:
+        """Store as many leading blocks as the gateway has room for; returns how many that was."""
         gateway = self._gateway()
         if gateway is None:
-            return
-        packed = b"".join(keys)
-        reserved: Reserved = await gateway.call(Reserve(self._incarnation, packed), self._timeouts.store_s)
+            raise DualPathError(ErrorCode.UNREACHABLE, "no storage gateway")
+        reserved: Reserved = await gateway.call(Reserve(self._incarnation, b"".join(keys)), self._timeouts.store_s)
+        count = len(reserved.offsets)
+        if not count:
+            raise DualPathError(ErrorCode.STORAGE_FAILED, "the gateway has no room for a block")
+        keys, slots = keys[:count], slots[:count]
         size = self._geometry.full_block_bytes
         sums = asyncio.get_running_loop().run_in_executor(None, self._checksums, slots)
         runs = make_runs([slot * size for slot in slots], reserved.offsets, size)
         await self._transport.write(Batch(self.region, reserved.target, runs), Intent.KV_PERSIST)
-        commit = Commit(self._incarnation, packed, [True] * len(keys), await sums)
+        commit = Commit(self._incarnation, b"".join(keys), [True] * count, await sums)
         results: BlockResults = await gateway.call(commit, self._timeouts.store_s)
         stored = sum(results.ok)
         self._written.inc(stored * size)
-        self._failed.labels("write").inc(len(packed) // KEY_BYTES - stored)
+        self._failed.labels("write").inc(count - stored)
+        return count
 
     def _checksums(self, slots: list[int]) -> list[int]:
         size = self._geometry.full_block_bytes
