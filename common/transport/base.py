@@ -5,7 +5,8 @@ right to write there -> deregister, after which any write to it is refused and m
 
 Life of a transfer: write(batch) -> Transfer, running -> done | failed | cancelled. Awaiting it returns when the bytes
 are in place on the other side and visible there (so a message sent afterwards is a valid notice), or raises
-TransferError; a short or partial write is an error, never success. cancel() returns once both memories are quiet.
+TransferError, also if it was cancelled; a short or partial write is an error, never success. Nobody has to await it.
+cancel() returns once both memories are quiet.
 
 A batch is one submission. Its runs are (source offset, target offset, length) in bytes; runs of one batch must not
 overlap on the target side. Every address is range-checked on the side that owns it.

@@ -54,7 +54,7 @@ def host_identity() -> str:
 
 def owner_pid(path: str) -> int:
     """The process through which a memory path leads. ValueError if it is no such path."""
-    match = re.fullmatch(r"/proc/(\d{1,10})/fd/\d{1,10}", path)
+    match = re.fullmatch(r"/proc/([0-9]{1,10})/fd/[0-9]{1,10}", path)
     if match is None:
         raise ValueError(f"{path!r} is not a memory path")
     return int(match[1])
@@ -130,7 +130,7 @@ class Memory:
     def writing(self, key: bytes) -> Iterator[bool]:
         """Around a peer's write: whether key is granted. Not for two threads with one Memory at a time."""
         grant = self._find(key)
-        if grant is None:
+        if grant is None or key == _NO_KEY:
             yield False
             return
         self._lock(grant, F_RDLCK)

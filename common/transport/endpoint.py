@@ -1,0 +1,166 @@
+"""A process's end of the data plane on one interface: everything that all kinds of transport have in common.
+
+It names regions, checks batches, picks the mover that reaches the target, bounds transfers in number and time, counts
+them, and holds the fault seam; the movers (local, shm, tcp, null) do the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Coroutine, Generator, Sequence
+from dataclasses import replace
+
+from common.faults import Fault, Faults
+from common.metrics import Metrics
+from common.transport.base import Batch, Intent, TransferError, check_runs
+from common.transport.memory import REGION_KEY_BYTES, Memory, host_identity
+from common.transport.mover import Job, Mover, Region, Regions
+from common.transport.region import RegionDescriptor
+
+#: Transfers that may be in flight at a time.
+MAX_TRANSFERS = 4096
+
+
+class TaskTransfer:
+    """A transfer that runs as a task. Nobody has to await it."""
+
+    def __init__(self, work: Coroutine[None, None, None], name: str) -> None:
+        self.task = asyncio.create_task(work, name=name)
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # taken note of
+
+    def __await__(self) -> Generator[None, None, None]:
+        return self._result().__await__()
+
+    async def _result(self) -> None:
+        await asyncio.wait({self.task})
+        if self.task.cancelled():
+            raise TransferError("cancelled")
+        self.task.result()
+
+    async def cancel(self) -> None:
+        if not self.task.cancelling():
+            self.task.cancel()
+        await asyncio.wait({self.task})
+
+
+class Endpoint:
+    """A Transport. local serves regions registered here, the first of the remote movers that reaches it any other."""
+
+    def __init__(
+        self,
+        regions: Regions,
+        local: Mover,
+        remote: Sequence[Mover],
+        metrics: Metrics,
+        faults: Faults,
+        transfer_s: float,
+    ) -> None:
+        self._regions = regions
+        self._local = local
+        self._remote = remote
+        self._faults = faults
+        self._transfer_s = transfer_s
+        self._open = True
+        self._transfers: set[asyncio.Task[None]] = set()
+        labels = ("intent", "transport")
+        self._bytes = metrics.counter("transport_bytes", "Bytes in place on the other side", labels)
+        self._done = metrics.counter("transport_transfers", "Transfers completed", labels)
+        self._failed = metrics.counter("transport_failures", "Transfers failed or cancelled", labels)
+
+    async def start(self) -> None:
+        """Before anything is registered. ConfigError if the interface cannot be used."""
+        for mover in self._remote:
+            await mover.start()
+
+    async def close(self) -> None:
+        """TransferError as in deregister(), when all else is closed. Idempotent."""
+        self._open = False
+        transfers = list(self._transfers)
+        for task in transfers:
+            task.cancel()
+        for mover in self._remote:
+            await mover.close()
+        if transfers:
+            await asyncio.wait(transfers)
+        await self._local.close()
+        regions = [region.descriptor for region in self._regions.values()]
+        for outcome in await asyncio.gather(*map(self.deregister, regions), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def register(self, memory: Memory) -> RegionDescriptor:
+        """memory stays its owner's, who deregisters before closing it."""
+        key = secrets.token_bytes(REGION_KEY_BYTES)
+        ways: dict[str, str] = {"shm": "", "address": ""}
+        for mover in self._remote:
+            ways |= mover.expose(key, memory)
+        descriptor = RegionDescriptor(key, memory.size, host_identity(), **ways)
+        self._regions[key] = Region(memory, descriptor)
+        return descriptor
+
+    async def deregister(self, region: RegionDescriptor) -> None:
+        """Waits for our own transfers that read or write the region, and for peers that are in the middle of a write.
+        TransferError if a peer does not let go of it: then the memory must not be used again. A region that is not
+        registered is left as it is."""
+        gone = self._regions.pop(region.key, None)
+        if gone is None:
+            return
+        gone.registered = False
+        for mover in self._remote:
+            await mover.withdraw(gone)
+        if gone.transfers:
+            await asyncio.wait(gone.transfers)
+
+    def write(self, batch: Batch, intent: Intent) -> TaskTransfer:
+        """TransferError at once also if no mover reaches the target, or too many transfers are in flight."""
+        if not self._open or len(self._transfers) >= MAX_TRANSFERS:
+            raise TransferError("closed" if not self._open else f"{MAX_TRANSFERS} transfers are in flight already")
+        source = self._regions.get(batch.source.key)
+        if source is None:
+            raise TransferError("the source region is not registered here")
+        target = self._regions.get(batch.target.key)
+        check_runs(batch.runs, source.memory.size, target.memory.size if target else batch.target.size)
+        mover = self._mover(batch.target)
+        runs = batch.runs[batch.runs[:, 2] > 0]
+        job = Job(source.memory, replace(batch, runs=runs), intent, time.monotonic() + self._transfer_s)
+        fault = self._faults.strike("transfer", type=intent.value)
+        transfer = TaskTransfer(self._carry(mover, job, fault), f"{mover.name} {intent.value}")
+        users = [self._transfers, source.transfers, *([target.transfers] if target else [])]
+        for tasks in users:
+            tasks.add(transfer.task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            for tasks in users:
+                tasks.discard(task)
+            if task.cancelled() or task.exception() is not None:
+                self._failed.labels(intent.value, mover.name).inc()
+
+        transfer.task.add_done_callback(ended)
+        return transfer
+
+    def _mover(self, target: RegionDescriptor) -> Mover:
+        for mover in (self._local, *self._remote):
+            if mover.reaches(target):
+                return mover
+        raise TransferError("no transport reaches the target: it is on another host and has no address, or is not ours")
+
+    async def _carry(self, mover: Mover, job: Job, fault: Fault | None) -> None:
+        if fault is not None:
+            job = await self._suffer(fault, job)
+        if not len(job.batch.runs):
+            return
+        for _ in range(2 if fault is not None and fault.action == "duplicate" else 1):
+            await mover.move(job)
+            self._done.labels(job.intent.value, mover.name).inc()
+            self._bytes.labels(job.intent.value, mover.name).inc(job.batch.num_bytes)
+
+    async def _suffer(self, fault: Fault, job: Job) -> Job:
+        """What a fault does before the bytes move. Only tcp has a checksum that would notice corruption."""
+        await asyncio.sleep(fault.seconds)
+        if fault.action == "drop":
+            await asyncio.sleep(job.deadline - time.monotonic())
+        if fault.action in ("fail", "drop"):
+            raise TransferError(f"injected fault: {fault.action}")
+        return replace(job, corrupt=fault.action == "corrupt")

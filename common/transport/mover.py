@@ -1,0 +1,85 @@
+"""What carries a batch to its target, and what it carries: the part of a transport that differs by kind.
+
+An endpoint (common.transport.endpoint) checks, names, bounds and counts transfers; a mover only moves bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.transport.base import Batch, Intent
+from common.transport.memory import Memory
+from common.transport.region import RegionDescriptor
+
+
+@dataclass(eq=False, slots=True)
+class Region:
+    """A registered region. registered turns False when it is deregistered: from then on its bytes are left alone.
+
+    transfers: our own that read or write it.
+    """
+
+    memory: Memory
+    descriptor: RegionDescriptor
+    registered: bool = True
+    transfers: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+#: Registered regions by key. Finding a key here is the authorisation to write.
+Regions = dict[bytes, Region]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A checked batch on its way from registered memory; no run is empty.
+
+    deadline: time.monotonic() seconds. corrupt: spoil one byte on the way (a fault to be detected).
+    """
+
+    source: Memory
+    batch: Batch
+    intent: Intent
+    deadline: float
+    corrupt: bool = False
+
+
+class Mover:
+    """One way to move bytes."""
+
+    #: Its label in the counters.
+    name: str
+
+    async def start(self) -> None:
+        """Take what it needs. ConfigError if it cannot be had."""
+
+    async def close(self) -> None:
+        """End every move by force and free everything. Idempotent."""
+
+    def reaches(self, target: RegionDescriptor) -> bool:
+        """Whether it can write there."""
+        raise NotImplementedError
+
+    def expose(self, key: bytes, memory: Memory) -> dict[str, str]:
+        """Let peers write into memory under key. What the descriptor tells them of this way: its fields and values."""
+        return {}
+
+    async def withdraw(self, region: Region) -> None:
+        """Returns once no peer writes into a region that is no longer registered. TransferError if one goes on."""
+
+    async def move(self, job: Job) -> None:
+        """Returns when the bytes are in place; TransferError if they are not by the deadline. However it ends, by
+        cancellation too, neither memory is touched any more then."""
+        raise NotImplementedError
+
+
+async def settle(future: asyncio.Future[Any]) -> None:
+    """Wait until it is done, well or not, however often the caller is cancelled. Only for what is sure to end."""
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError:
+            continue
+    if not future.cancelled():
+        future.exception()  # taken note of

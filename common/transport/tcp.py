@@ -1,0 +1,79 @@
+"""Writes between hosts without RDMA: framed one-sided writes over TCP, received straight into the registered region.
+
+The sender writes with vectored calls out of its region, the receiver reads with vectored calls into its own; a byte is
+copied by the two kernels alone. A write is done when the receiver has verified its checksum and said so.
+
+Known limit: the stream is neither encrypted nor authenticated by itself. As with an RDMA rkey, the right to write is
+the region's secret 128-bit key, which travels over the control plane (CURVE outside loopback) and in the frames.
+Whoever can read the data network can learn keys and KV bytes: it has to be a network of the cluster's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import count
+
+from common.metrics import Metrics
+from common.transport.base import TransferError
+from common.transport.classes import CLASS_OF_INTENT, TrafficClass
+from common.transport.memory import Memory
+from common.transport.mover import Job, Mover, Regions, settle
+from common.transport.region import RegionDescriptor
+from common.transport.tcp_receiver import Listener
+from common.transport.tcp_sender import Connection, Flow
+
+
+class TcpMover(Mover):
+    """A listener for peers' writes, and one stream for each peer address and traffic class that we write to."""
+
+    name = "tcp"
+
+    def __init__(self, host: str, regions: Regions, metrics: Metrics, transfer_s: float) -> None:
+        self._listener = Listener(host, regions, metrics, transfer_s)
+        self._transfer_s = transfer_s
+        self._connections: dict[tuple[str, TrafficClass], Connection] = {}
+        self._numbers = count()
+
+    async def start(self) -> None:
+        await self._listener.start()
+
+    async def close(self) -> None:
+        for connection in list(self._connections.values()):
+            connection.reset("the transport was closed")
+        await self._listener.close()
+
+    def reaches(self, target: RegionDescriptor) -> bool:
+        return bool(target.address)
+
+    def expose(self, key: bytes, memory: Memory) -> dict[str, str]:
+        return {"address": self._listener.address}
+
+    async def move(self, job: Job) -> None:
+        flow = Flow(next(self._numbers), job)
+        connection = self._connection(job.batch.target.address, CLASS_OF_INTENT[job.intent])
+        connection.add(flow)
+        expiry = asyncio.get_running_loop().call_later(
+            max(0.0, job.deadline - time.monotonic()), connection.expire, flow
+        )
+        try:
+            failure = await asyncio.shield(flow.done)
+        except asyncio.CancelledError:
+            flow.stop("cancelled")
+            await settle(flow.done)  # what has begun ends within the deadline
+            raise
+        finally:
+            expiry.cancel()
+        if failure is not None:
+            raise TransferError(failure)
+
+    def _connection(self, address: str, traffic_class: TrafficClass) -> Connection:
+        key = (address, traffic_class)
+        if key not in self._connections:
+            self._connections[key] = Connection(
+                address, traffic_class, self._transfer_s, ended=lambda: self._forget(key)
+            )
+        return self._connections[key]
+
+    def _forget(self, key: tuple[str, TrafficClass]) -> None:
+        del self._connections[key]

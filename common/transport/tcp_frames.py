@@ -1,0 +1,154 @@
+"""The wire format of the tcp transport: framed one-sided writes and their acknowledgements. Little endian.
+
+A frame is a header, a table of runs (offset and length in the target region, 8 bytes each) and the runs' bytes one
+after the other. Header and table have checksums of their own, which are verified before a byte of the region is
+touched; the payload has one that is verified before the write is acknowledged. A transfer is one frame or more, so that
+no transfer keeps a stream for itself, none needs more than a fixed amount of memory to receive, and stopping one at the
+end of a frame leaves the stream whole. Frames are acknowledged in order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from common.transport.base import inside, split_runs
+from common.transport.memory import REGION_KEY_BYTES
+from common.wire import PROTOCOL_VERSION
+
+MAGIC = b"DPTW"
+#: A frame carries at most so many bytes and so many runs.
+MAX_PAYLOAD_BYTES = 1 << 20
+MAX_RUNS = 512
+RUN_BYTES = 16
+
+# magic, version, traffic class, region key, transfer, runs, payload bytes, payload checksum, table checksum
+_HEADER = struct.Struct(f"<4sHBx{REGION_KEY_BYTES}sQIIQQ")
+_CHECKSUM = struct.Struct("<Q")
+HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+#: transfer, status
+ACK = struct.Struct("<QB7x")
+
+
+class Status(IntEnum):
+    """What became of a frame."""
+
+    OK = 0
+    UNKNOWN_REGION = 1
+    OUT_OF_RANGE = 2
+    CHECKSUM = 3
+
+
+class FrameError(Exception):
+    """Bytes that are not a frame: nothing that follows on the stream can be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    traffic_class: int
+    key: bytes
+    transfer: int
+    num_runs: int
+    num_bytes: int
+    payload_checksum: int
+    table_checksum: int
+
+    def pack(self) -> bytes:
+        raw = _HEADER.pack(
+            MAGIC,
+            PROTOCOL_VERSION,
+            self.traffic_class,
+            self.key,
+            self.transfer,
+            self.num_runs,
+            self.num_bytes,
+            self.payload_checksum,
+            self.table_checksum,
+        )
+        return raw + _CHECKSUM.pack(xxh3_64_intdigest(raw))
+
+    @classmethod
+    def unpack(cls, raw: memoryview) -> Header:
+        """FrameError unless it is a sound header of our version within the limits."""
+        magic, version, *rest = _HEADER.unpack_from(raw)
+        if magic != MAGIC or version != PROTOCOL_VERSION:
+            raise FrameError(f"magic {magic!r}, version {version}")
+        if _CHECKSUM.unpack_from(raw, _HEADER.size)[0] != xxh3_64_intdigest(raw[: _HEADER.size]):
+            raise FrameError("header checksum")
+        header = cls(*rest)
+        if not (0 < header.num_runs <= MAX_RUNS and 0 < header.num_bytes <= MAX_PAYLOAD_BYTES):
+            raise FrameError(f"{header.num_runs} runs, {header.num_bytes} bytes")
+        return header
+
+
+class Cursor:
+    """How far a frame's runs have been sent out of a memory, or received into one."""
+
+    def __init__(self, offsets: list[int], lengths: list[int]) -> None:
+        self._offsets = offsets
+        self._lengths = lengths
+        self._run = 0
+        self._done = 0  # bytes of that run
+        self.remaining = sum(lengths)
+
+    def slices(self, memory: memoryview, most: int = 128) -> list[memoryview]:
+        """What comes next, as at most so many slices for one vectored call. Drop them before waiting for anything."""
+        end = self._run + most
+        runs = zip(self._offsets[self._run : end], self._lengths[self._run : end], strict=True)
+        views = [memory[offset : offset + length] for offset, length in runs]
+        views[0] = views[0][self._done :]
+        return views
+
+    def advance(self, num_bytes: int) -> None:
+        self.remaining -= num_bytes
+        self._done += num_bytes
+        while self._run < len(self._lengths) and self._done >= self._lengths[self._run]:
+            self._done -= self._lengths[self._run]
+            self._run += 1
+
+
+def split_frames(runs: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Runs (source, target, length), frame by frame."""
+    pieces = split_runs(runs, MAX_PAYLOAD_BYTES)
+    ends = np.cumsum(pieces[:, 2])
+    first = 0
+    while first < len(pieces):
+        limit = ends[first] - pieces[first, 2] + MAX_PAYLOAD_BYTES
+        last = min(int(np.searchsorted(ends, limit, side="right")), first + MAX_RUNS)
+        yield pieces[first:last]
+        first = last
+
+
+def pack_table(runs: NDArray[np.int64]) -> bytes:
+    """The table for runs (source, target, length)."""
+    return runs[:, 1:].astype("<i8").tobytes()
+
+
+def unpack_table(raw: memoryview, header: Header) -> NDArray[np.int64]:
+    """Runs [n, 2] of target offset and length. FrameError if they are not what the header announces."""
+    if xxh3_64_intdigest(raw) != header.table_checksum:
+        raise FrameError("table checksum")
+    table = np.frombuffer(bytes(raw), "<i8").reshape(-1, 2).astype(np.int64, copy=False)
+    lengths = table[:, 1]
+    if lengths.min() <= 0 or lengths.max() > MAX_PAYLOAD_BYTES or lengths.sum() != header.num_bytes:
+        raise FrameError("the runs do not add up to the payload")
+    return table
+
+
+def fits(table: NDArray[np.int64], size: int) -> bool:
+    """Whether all runs lie inside a region of that size."""
+    return inside(table[:, 0], table[:, 1], size)
+
+
+def checksum(memory: memoryview, offsets: list[int], lengths: list[int]) -> int:
+    """Of the runs' bytes, in order."""
+    digest = xxh3_64()
+    for offset, length in zip(offsets, lengths, strict=True):
+        digest.update(memory[offset : offset + length])
+    return digest.intdigest()

@@ -1,0 +1,232 @@
+"""The sending side of the tcp transport: streams of frames, driven by readiness of their sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from common.transport.classes import TRAFFIC_CLASSES, TrafficClass, mark
+from common.transport.mover import Job
+from common.transport.tcp_frames import ACK, Cursor, Header, Status, checksum, pack_table, split_frames
+
+#: So many frames of one stream may be under way. It bounds how long a stopped transfer takes to be quiet.
+MAX_UNACKED = 8
+
+_REASONS = {status.value: status.name.lower().replace("_", " ") for status in Status}
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once, with a reset instead of what has not been sent
+
+
+class Flow:
+    """One transfer on a stream. done: None once every byte is in place, else what went wrong; both memories are quiet
+    then."""
+
+    def __init__(self, number: int, job: Job) -> None:
+        self.number = number
+        self.job = job
+        self.frames: deque[NDArray[np.int64]] = deque(split_frames(job.batch.runs))
+        self.unacked = 0  # frames begun
+        self.spoil = job.corrupt  # the next frame
+        self.failure: str | None = None
+        self.done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+
+    def stop(self, failure: str) -> None:
+        """Begin no further frame."""
+        self.failure = self.failure or failure
+        self.frames.clear()
+        self.settle()
+
+    def settle(self) -> None:
+        if not self.frames and not self.unacked and not self.done.done():
+            self.done.set_result(self.failure)
+
+
+class Frame:
+    """A frame on its way into the socket."""
+
+    def __init__(self, flow: Flow, runs: NDArray[np.int64], traffic_class: int) -> None:
+        job = flow.job
+        offsets, lengths = runs[:, 0].tolist(), runs[:, 2].tolist()
+        table = pack_table(runs)
+        header = Header(
+            traffic_class,
+            job.batch.target.key,
+            flow.number,
+            len(runs),
+            sum(lengths),
+            checksum(job.source.view, offsets, lengths),
+            xxh3_64_intdigest(table),
+        )
+        self.flow = flow
+        self._memory = job.source
+        self._head = memoryview(header.pack() + table)
+        self._body = Cursor(offsets, lengths)
+        if flow.spoil:
+            flow.spoil = False
+            self._head = memoryview(bytes(self._head) + bytes([job.source.view[offsets[0]] ^ 0xFF]))
+            self._body.advance(1)
+
+    def send(self, sock: socket.socket) -> bool:
+        """One vectored call. True once the whole frame is in the socket; OSError."""
+        body = self._body.slices(self._memory.view) if self._body.remaining else []
+        sent = sock.sendmsg([self._head, *body])
+        of_head = min(sent, len(self._head))
+        self._head = self._head[of_head:]
+        self._body.advance(sent - of_head)
+        return not self._head and not self._body.remaining
+
+
+class Connection:
+    """One stream to one peer in one traffic class. Transfers share it frame by frame, in turn.
+
+    Its end, for whatever reason, fails every transfer on it; the next transfer opens a new one.
+    """
+
+    def __init__(
+        self, address: str, traffic_class: TrafficClass, timeout_s: float, ended: Callable[[], None]
+    ) -> None:
+        self._address = address
+        self._class = traffic_class
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._sock: socket.socket | None = None
+        self._flows: set[Flow] = set()
+        self._ready: deque[Flow] = deque()    # flows with frames to begin
+        self._frame: Frame | None = None      # being sent
+        self._unacked: deque[Flow] = deque()  # one entry a frame sent
+        self._acks = bytearray()
+        self._writing = False
+        self._connecting = self._loop.create_task(self._connect(timeout_s), name=f"connect {address}")
+        self.open = True
+
+    def add(self, flow: Flow) -> None:
+        self._flows.add(flow)
+        flow.done.add_done_callback(lambda _: self._flows.discard(flow))
+        self._ready.append(flow)
+        self._watch()
+
+    def expire(self, flow: Flow) -> None:
+        """Its deadline has passed. What has begun can only be ended together with the stream."""
+        if flow.unacked:
+            self.reset(f"{self._address} did not take a transfer in time")
+        else:
+            flow.stop(f"{self._address} did not take the transfer in time")
+
+    def reset(self, reason: str) -> None:
+        """End the stream, now: the peer drops what it has not read yet. Idempotent."""
+        if not self.open:
+            return
+        self.open = False
+        self._connecting.cancel()
+        if self._sock is not None:
+            self._loop.remove_reader(self._sock)
+            self._loop.remove_writer(self._sock)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self._sock.close()
+        self._frame = None
+        for flow in list(self._flows):
+            flow.unacked = 0
+            flow.stop(reason)
+        self._ended()
+
+    async def _connect(self, timeout_s: float) -> None:
+        try:
+            family, sockaddr = resolve(self._address)
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                mark(sock, self._class)
+                async with asyncio.timeout(timeout_s):
+                    await self._loop.sock_connect(sock, sockaddr)
+            except BaseException:
+                sock.close()
+                raise
+        except (OSError, ValueError) as error:
+            self.reset(f"cannot connect to {self._address}: {str(error) or type(error).__name__}")
+            return
+        self._sock = sock
+        self._loop.add_reader(sock, self._on_readable)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Wait for room in the socket while there is something to send, and only then."""
+        if self._sock is None or not self.open:
+            return
+        wanted = self._frame is not None or (bool(self._ready) and len(self._unacked) < MAX_UNACKED)
+        if wanted and not self._writing:
+            self._loop.add_writer(self._sock, self._on_writable)
+        elif self._writing and not wanted:
+            self._loop.remove_writer(self._sock)
+        self._writing = wanted
+
+    def _on_writable(self) -> None:
+        assert self._sock is not None
+        if self._frame is None:
+            self._frame = self._next_frame()
+        if self._frame is not None:
+            try:
+                if self._frame.send(self._sock):
+                    self._unacked.append(self._frame.flow)
+                    self._frame = None
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                self.reset(f"{self._address}: {error}")
+                return
+        self._watch()
+
+    def _next_frame(self) -> Frame | None:
+        """Of the flow whose turn it is; flows that were stopped while they waited are passed over."""
+        while self._ready:
+            flow = self._ready.popleft()
+            if flow.frames:
+                runs = flow.frames.popleft()
+                flow.unacked += 1
+                if flow.frames:
+                    self._ready.append(flow)
+                return Frame(flow, runs, TRAFFIC_CLASSES.index(self._class))
+        return None
+
+    def _on_readable(self) -> None:
+        assert self._sock is not None
+        try:
+            received = self._sock.recv(64 * ACK.size)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.reset(f"{self._address}: {error}")
+            return
+        if not received:
+            self.reset(f"{self._address} closed the connection")
+            return
+        self._acks += received
+        whole = len(self._acks) - len(self._acks) % ACK.size
+        acks = bytes(self._acks[:whole])
+        del self._acks[:whole]
+        for number, status in ACK.iter_unpack(acks):
+            if not self._unacked or self._unacked[0].number != number:
+                self.reset(f"{self._address} acknowledged what was not sent")
+                return
+            flow = self._unacked.popleft()
+            flow.unacked -= 1
+            if status == Status.OK:
+                flow.settle()
+            else:
+                flow.stop(f"{self._address} refused the write: {_REASONS.get(status, status)}")
+        self._watch()
+
+
+def resolve(address: str) -> tuple[socket.AddressFamily, tuple[object, ...]]:
+    """HOST:PORT or [HOST]:PORT with a numeric host, for connect(). ValueError or OSError."""
+    host, _, port = address.rpartition(":")
+    found = socket.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    )
+    return found[0][0], found[0][4]

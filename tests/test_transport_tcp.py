@@ -1,0 +1,458 @@
+"""The tcp transport against peers that send rubbish, stall, lie or vanish; its frames; its traffic classes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
+
+from common.config import NetworkConfig
+from common.errors import ConfigError
+from common.faults import Faults
+from common.metrics import Metrics
+from common.transport.base import Batch, Intent, TransferError
+from common.transport.classes import CLASS_OF_INTENT, COLLECTIVE, TRAFFIC_CLASSES, mark
+from common.transport.region import RegionDescriptor
+from common.transport.select import open_transport
+from common.transport.tcp_frames import (
+    ACK,
+    HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_RUNS,
+    Cursor,
+    FrameError,
+    Header,
+    Status,
+    split_frames,
+    unpack_table,
+)
+from tests.transport_support import LOOPS, MIB, end, noise, pair, run
+
+each_loop = pytest.mark.parametrize("loop", LOOPS)
+
+SIZE = 4096
+
+
+def frame(
+    region: RegionDescriptor,
+    runs: list[tuple[int, int]] | None = None,
+    payload: bytes = b"x" * 100,
+    change: Callable[[dict[str, int | bytes]], None] = lambda fields: None,
+) -> bytes:
+    """A frame that is sound but for what change() does to its header's fields."""
+    table = b"".join(struct.pack("<QQ", *run) for run in (runs if runs is not None else [(0, len(payload))]))
+    fields: dict[str, int | bytes] = {
+        "traffic_class": 1,
+        "key": region.key,
+        "transfer": 5,
+        "num_runs": len(table) // 16,
+        "num_bytes": len(payload),
+        "payload_checksum": xxh3_64_intdigest(payload),
+        "table_checksum": xxh3_64_intdigest(table),
+    }
+    change(fields)
+    return Header(**fields).pack() + table + payload  # type: ignore[arg-type]
+
+
+def changed(**fields: int | bytes) -> Callable[[dict[str, int | bytes]], None]:
+    return lambda header: header.update(fields)
+
+
+async def exchange(region: RegionDescriptor, data: bytes, hang_up: bool = True) -> bytes:
+    """Send raw bytes to the region's listener; what it answers until it closes."""
+    host, _, port = region.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    try:
+        writer.write(data)
+        if hang_up:
+            writer.write_eof()
+        return await asyncio.wait_for(reader.read(), 10)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+DROPPED: dict[str, Callable[[RegionDescriptor], bytes]] = {
+    "garbage": lambda region: noise(100_000).tobytes(),
+    "http": lambda region: b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10,
+    "nothing": lambda region: b"",
+    "half a header": lambda region: frame(region)[: HEADER_BYTES // 2],
+    "half a table": lambda region: frame(region)[: HEADER_BYTES + 8],
+    "half a payload": lambda region: frame(region)[:-50],
+    "bad magic": lambda region: flip(frame(region), 0),
+    "other version": lambda region: flip(frame(region), 4),
+    "flipped key": lambda region: flip(frame(region), 10),
+    "flipped header checksum": lambda region: flip(frame(region), HEADER_BYTES - 1),
+    "flipped run table": lambda region: flip(frame(region), HEADER_BYTES + 1),
+    "no runs": lambda region: frame(region, [], b""),
+    "huge lengths": lambda region: frame(region, change=changed(num_runs=0xFFFFFFFF, num_bytes=0xFFFFFFFF)),
+    "oversize": lambda region: frame(region, change=changed(num_bytes=MAX_PAYLOAD_BYTES + 1)),
+    "too many runs": lambda region: frame(region, [(0, 1)] * (MAX_RUNS + 1), b"x" * (MAX_RUNS + 1)),
+    "payload too long for its runs": lambda region: frame(region, [(0, 50)]),
+    "negative length": lambda region: frame(region, [(0, 2**64 - 100), (0, 200)]),
+    "length that wraps": lambda region: frame(region, [(0, 2**63), (0, 2**63 + 100)]),
+    "unknown traffic class": lambda region: frame(region, change=changed(traffic_class=len(TRAFFIC_CLASSES))),
+}
+
+REFUSED: dict[str, tuple[Status, Callable[[RegionDescriptor], bytes]]] = {
+    "unknown key": (Status.UNKNOWN_REGION, lambda region: frame(region, change=changed(key=os.urandom(16)))),
+    "zero key": (Status.UNKNOWN_REGION, lambda region: frame(region, change=changed(key=bytes(16)))),
+    "past the end": (Status.OUT_OF_RANGE, lambda region: frame(region, [(SIZE - 99, 100)])),
+    "second run past the end": (Status.OUT_OF_RANGE, lambda region: frame(region, [(0, 50), (SIZE, 50)])),
+    "longer than the region": (Status.OUT_OF_RANGE, lambda region: frame(region, payload=b"x" * (SIZE + 1))),
+    "offset that overflows": (Status.OUT_OF_RANGE, lambda region: frame(region, [(2**63 - 50, 100)])),
+    "negative offset": (Status.OUT_OF_RANGE, lambda region: frame(region, [(2**64 - 50, 100)])),
+}
+
+
+@each_loop
+@pytest.mark.parametrize("name", DROPPED)
+def test_what_is_no_frame_ends_the_connection_and_nothing_else(loop: str, name: str) -> None:
+    async def scenario() -> None:
+        async with pair("tcp") as (writer, peer):
+            region, memory = peer.region(SIZE)
+            assert await exchange(region, DROPPED[name](region)) == b""
+            written = bytes(memory.view).rstrip(b"\0")
+            assert written in (b"", b"x" * 50) and (not written or name == "half a payload")
+            source, _ = writer.region(SIZE, 9)
+            await writer.copy(source, region)
+            assert bytes(memory.view) == bytes([9]) * SIZE
+
+    run(loop, scenario())
+
+
+@each_loop
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_frame_that_may_not_be_written_is_refused_and_the_stream_goes_on(loop: str, name: str) -> None:
+    status, build = REFUSED[name]
+
+    async def scenario() -> None:
+        async with end("tcp") as peer:
+            region, memory = peer.region(SIZE)
+            answers = await exchange(region, build(region) + frame(region, [(8, 50), (4000, 50)]))
+            assert list(ACK.iter_unpack(answers)) == [(5, status), (5, Status.OK)]
+            assert bytes(memory.view) == bytes(8) + b"x" * 50 + bytes(3942) + b"x" * 50 + bytes(46)
+            assert peer.counted("transport_refused", reason=status.name.lower()) == 1
+
+    run(loop, scenario())
+
+
+def test_a_wrong_payload_checksum_is_reported_and_stays_within_its_slices() -> None:
+    async def scenario() -> None:
+        async with end("tcp") as peer:
+            region, memory = peer.region(SIZE, 1)
+            answers = await exchange(region, flip(frame(region, [(100, 100)]), HEADER_BYTES + 16 + 3))
+            assert list(ACK.iter_unpack(answers)) == [(5, Status.CHECKSUM)]
+            assert set(memory.view[:100]) == set(memory.view[200:]) == {1}
+
+    run("uvloop", scenario())
+
+
+@each_loop
+def test_a_region_withdrawn_in_mid_frame_gets_no_byte_more(loop: str) -> None:
+    async def scenario() -> None:
+        async with end("tcp") as peer:
+            region, memory = peer.region(SIZE)
+            data = frame(region, [(0, 2000)], b"x" * 2000)
+            host, _, port = region.address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(data[:-1000])
+            while not memory.view[999]:
+                await asyncio.sleep(0.001)
+            await peer.transport.deregister(region)
+            writer.write(data[-1000:])
+            assert ACK.unpack(await reader.readexactly(ACK.size)) == (5, Status.UNKNOWN_REGION)
+            assert bytes(memory.view) == b"x" * 1000 + bytes(SIZE - 1000)
+            writer.close()
+
+    run(loop, scenario())
+
+
+@settings(max_examples=60, deadline=None)
+@given(at=st.integers(0, HEADER_BYTES + 16 - 1), bit=st.integers(0, 7), cut=st.integers(0, 300))
+def test_no_flipped_bit_or_cut_reaches_memory_outside_the_runs(at: int, bit: int, cut: int) -> None:
+    async def scenario() -> None:
+        async with end("tcp") as peer:
+            region, memory = peer.region(SIZE)
+            data = bytearray(frame(region, [(1000, 100)]))
+            data[at] ^= 1 << bit
+            assert await exchange(region, bytes(data)[: len(data) - cut]) == b""
+            assert not any(memory.view)
+
+    run("asyncio", scenario())
+
+
+@each_loop
+def test_d16_hostile_peers_cost_no_memory(loop: str) -> None:
+    """Lengths of 0xFFFFFFFF and a flood of bytes: connection dropped, RSS within 16 MiB, service alive."""
+
+    async def scenario() -> None:
+        async with pair("tcp") as (writer, peer):
+            region, memory = peer.region(SIZE)
+            greedy = frame(region, change=changed(num_runs=0xFFFFFFFF, num_bytes=0xFFFFFFFF))
+            unknown = frame(region, payload=bytes(MAX_PAYLOAD_BYTES), change=changed(key=os.urandom(16)))
+            await exchange(region, greedy)
+            before = psutil.Process().memory_info().rss
+            for _ in range(20):
+                await asyncio.gather(*(exchange(region, greedy) for _ in range(10)))
+                await exchange(region, unknown * 4)
+            assert psutil.Process().memory_info().rss - before < 16 * MIB
+            source, _ = writer.region(SIZE, 9)
+            await writer.copy(source, region)
+            assert bytes(memory.view) == bytes([9]) * SIZE
+
+    run(loop, scenario())
+
+
+@each_loop
+@pytest.mark.parametrize("sent", [0, 10, HEADER_BYTES + 4, HEADER_BYTES + 16 + 30])
+def test_a_peer_that_stalls_is_dropped_in_time(loop: str, sent: int) -> None:
+    async def scenario() -> None:
+        async with end("tcp", transfer_s=0.2) as peer:
+            region, _ = peer.region(SIZE)
+            assert await exchange(region, frame(region)[:sent], hang_up=False) == b""
+            assert peer.counted("transport_refused", reason="late") == 1
+
+    run(loop, scenario())
+
+
+def test_an_idle_stream_is_kept() -> None:
+    async def scenario() -> None:
+        async with pair("tcp", transfer_s=0.2) as (writer, peer):
+            region, _ = peer.region(SIZE)
+            source, _ = writer.region(SIZE, 9)
+            await writer.write(source, region, (0, 0, 1))
+            descriptors = len(os.listdir("/proc/self/fd"))
+            await asyncio.sleep(0.5)
+            await writer.copy(source, region)
+            assert len(os.listdir("/proc/self/fd")) == descriptors
+            assert peer.counted("transport_refused", reason="late") == 0
+
+    run("uvloop", scenario())
+
+
+@each_loop
+@pytest.mark.parametrize(
+    ("size", "answer", "connections"),
+    [
+        pytest.param(10, b"", 2, id="silent"),
+        pytest.param(32 * MIB, b"", 2, id="silent, many frames"),
+        pytest.param(10, ACK.pack(99, Status.OK), 2, id="another transfer"),
+        pytest.param(10, ACK.pack(0, 77), 1, id="unknown status"),
+        pytest.param(32 * MIB, ACK.pack(0, Status.OK) * 40, 2, id="too many"),
+    ],
+)
+def test_a_listener_that_lies_or_stalls_fails_the_transfer(
+    loop: str, size: int, answer: bytes, connections: int
+) -> None:
+    """Only the acknowledgement of what was sent is success; a deadline ends the waiting, and the next try is new."""
+
+    async def scenario() -> None:
+        answered = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal answered
+            answered += 1
+            await reader.readexactly(HEADER_BYTES + 16 + 10)
+            writer.write(answer)
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(MIB):
+                    pass
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with end("tcp", transfer_s=0.3) as writer:
+            source, _ = writer.region(size, 9)
+            host, port = server.sockets[0].getsockname()
+            target = RegionDescriptor(bytes(16), size, "elsewhere", "", f"{host}:{port}")
+            for _ in range(2):
+                with pytest.raises(TransferError):
+                    await writer.copy(source, target)
+            assert answered == connections
+        server.close()
+        await asyncio.sleep(0.05)
+
+    run(loop, scenario())
+
+
+@each_loop
+def test_a_deadline_ends_only_what_has_begun_on_a_dead_stream(loop: str) -> None:
+    """A peer that accepts and never reads: transfers of every class fail at their own deadlines, cancel() returns."""
+
+    async def scenario() -> None:
+        silent = socket.create_server(("127.0.0.1", 0))
+        async with end("tcp", transfer_s=0.4) as writer:
+            source, _ = writer.region(32 * MIB)
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            target = RegionDescriptor(bytes(16), 32 * MIB, "elsewhere", "", address)
+            transfers = [writer.copy(source, target, intent) for intent in Intent]
+            begun = asyncio.get_running_loop().time()
+            await asyncio.sleep(0.1)
+            await transfers[0].cancel()
+            for transfer in transfers:
+                with pytest.raises(TransferError):
+                    await transfer
+            assert asyncio.get_running_loop().time() - begun < 5
+        silent.close()
+
+    run(loop, scenario())
+
+
+@each_loop
+def test_ipv6(loop: str) -> None:
+    async def scenario() -> None:
+        async with pair("tcp", host="::1") as (writer, peer):
+            source, _ = writer.region(3 * MIB, noise(3 * MIB))
+            target, memory = peer.region(3 * MIB)
+            assert target.address.startswith("[::1]:")
+            await writer.copy(source, target)
+            assert bytes(memory.view) == noise(3 * MIB).tobytes()
+
+    run(loop, scenario())
+
+
+def test_an_address_that_is_not_ours_is_a_clear_error() -> None:
+    async def scenario() -> None:
+        for host in ("192.0.2.1", "no.such.host.invalid", "0.0.0.0", "::"):
+            transport = open_transport(NetworkConfig(transport="tcp"), host, Metrics(), Faults([], "test"), 1.0)
+            with pytest.raises(ConfigError, match=re.escape(repr(host))):
+                await transport.start()
+            await transport.close()
+
+    run("uvloop", scenario())
+
+
+def test_the_listener_binds_its_own_address_only() -> None:
+    async def scenario() -> None:
+        async with end("tcp") as peer:
+            region, _ = peer.region(SIZE)
+            listening = [
+                connection.laddr
+                for connection in psutil.Process().net_connections("tcp")
+                if connection.status == psutil.CONN_LISTEN
+            ]
+            assert [f"{address.ip}:{address.port}" for address in listening] == [region.address]
+
+    run("uvloop", scenario())
+
+
+# ---- traffic classes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_sockets_carry_their_class(family: socket.AddressFamily) -> None:
+    level, option = (
+        (socket.IPPROTO_IP, socket.IP_TOS)
+        if family == socket.AF_INET
+        else (socket.IPPROTO_IPV6, socket.IPV6_TCLASS)
+    )
+    for traffic_class in TRAFFIC_CLASSES:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            mark(sock, traffic_class)
+            assert sock.getsockopt(level, option) >> 2 == traffic_class.dscp
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == traffic_class.priority
+
+
+def test_model_collectives_go_before_all_kv() -> None:
+    assert set(CLASS_OF_INTENT) == set(Intent)
+    kv = {CLASS_OF_INTENT[intent] for intent in Intent if intent is not Intent.MODEL_COLLECTIVE}
+    assert CLASS_OF_INTENT[Intent.MODEL_COLLECTIVE] is COLLECTIVE and COLLECTIVE not in kv
+    assert all(low.dscp == 8 and low.priority < COLLECTIVE.priority for low in kv)
+
+
+def test_both_directions_of_a_stream_ride_in_the_class_of_the_intent() -> None:
+    async def scenario() -> None:
+        async with pair("tcp") as (writer, peer):
+            source, _ = writer.region(SIZE)
+            target, _ = peer.region(SIZE)
+            await asyncio.gather(*(_done(writer.copy(source, target, intent)) for intent in Intent))
+            seen, port = [], int(target.address.rpartition(":")[2])
+            for connection in psutil.Process().net_connections("tcp"):
+                if connection.raddr and port in (connection.laddr.port, connection.raddr.port):
+                    with socket.socket(fileno=os.dup(connection.fd)) as sock:
+                        seen.append(sock.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) >> 2)
+            assert sorted(seen) == [8, 8, 8, 8, 46, 46]
+
+    run("uvloop", scenario())
+
+
+async def _done(transfer: object) -> None:
+    await transfer  # type: ignore[misc]
+
+
+# ---- frames ----------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.one_of(st.integers(1, 100), st.integers(1, 3 * MIB)), min_size=1, max_size=40),
+    small=st.integers(0, 2000),
+)
+def test_frames_keep_the_limits_and_every_byte(lengths: list[int], small: int) -> None:
+    lengths = lengths + [3] * small
+    offsets = np.cumsum([0, *lengths[:-1]])
+    runs = np.stack([offsets, offsets + 7, lengths], axis=1)
+    frames = list(split_frames(runs))
+    assert all(len(part) <= MAX_RUNS and 0 < part[:, 2].sum() <= MAX_PAYLOAD_BYTES for part in frames)
+    pieces = np.concatenate(frames)
+    assert pieces[:, 2].min() > 0
+    assert np.array_equal(np.cumsum(pieces[:, 2])[:-1], pieces[1:, 0])
+    assert np.array_equal(pieces[:, 0] + 7, pieces[:, 1]) and pieces[:, 2].sum() == sum(lengths)
+
+
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30), data=st.data())
+def test_a_cursor_walks_every_byte_in_order(lengths: list[int], data: st.DataObject) -> None:
+    memory = memoryview(bytearray(noise(300)))
+    offsets = [index * 10 for index in range(len(lengths))]
+    cursor, walked = Cursor(offsets, lengths), b""
+    while cursor.remaining:
+        views = cursor.slices(memory, data.draw(st.integers(1, 5)))
+        ahead = b"".join(views)
+        assert ahead
+        step = data.draw(st.integers(1, len(ahead)))
+        walked += ahead[:step]
+        cursor.advance(step)
+    assert walked == b"".join(memory[offset : offset + length] for offset, length in zip(offsets, lengths, strict=True))
+
+
+@settings(deadline=None)
+@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
+def test_random_bytes_are_no_header(raw: bytes) -> None:
+    with pytest.raises(FrameError):
+        Header.unpack(memoryview(raw))
+
+
+def test_a_table_must_add_up() -> None:
+    raw = struct.pack("<QQQQ", 0, 5, 9, 5)
+    header = Header(1, bytes(16), 0, 2, 10, 0, xxh3_64_intdigest(raw))
+    assert Header.unpack(memoryview(header.pack())) == header
+    assert unpack_table(memoryview(raw), header).tolist() == [[0, 5], [9, 5]]
+
+
+def test_zero_length_runs_do_not_travel() -> None:
+    async def scenario() -> None:
+        async with pair("tcp") as (writer, peer):
+            source, _ = writer.region(SIZE, 9)
+            target, memory = peer.region(SIZE)
+            runs = np.array([[0, 0, 0], [0, 5, 1], [7, 7, 0]], dtype=np.int64)
+            await writer.transport.write(Batch(source, target, runs), Intent.KV_LOAD)
+            assert bytes(memory.view[:8]) == bytes([0, 0, 0, 0, 0, 9, 0, 0])
+
+    run("uvloop", scenario())
