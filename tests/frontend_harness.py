@@ -228,6 +228,12 @@ class Served:
         assert response.status_code == 200, response.text
         return events_of(response.text)
 
+    async def ended(self) -> None:
+        """Returns once no request is in hand: a client has its answer a moment earlier."""
+        async with asyncio.timeout(5):
+            while len(self.frontend.requests):
+                await asyncio.sleep(0.01)
+
     def metric(self, name: str) -> float:
         return self.frontend.metrics.snapshot().get(name, 0.0)
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
-import structlog
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from common.errors import DualPathError, ErrorCode
+from common.errors import DualPathError
 from services.frontend.detokenize import OutputText
-from services.frontend.errors import HANDLERS, ApiError, failure_body
+from services.frontend.errors import HANDLERS, ApiError
 from services.frontend.limits import (
     DEFAULT_COMPLETION_TOKENS,
     check_model,
@@ -27,7 +25,7 @@ from services.frontend.limits import (
 )
 from services.frontend.model import ServedModel
 from services.frontend.requests import ClientRequest, Requests, Update
-from services.frontend.responses import DONE, Answer, ChatAnswer, CompletionAnswer, sse
+from services.frontend.responses import Answer, ChatAnswer, CompletionAnswer
 from services.frontend.schema import (
     Body,
     ChatRequest,
@@ -37,14 +35,13 @@ from services.frontend.schema import (
     TokenizeRequest,
     parse,
 )
+from services.frontend.stream import EventStream, unless_gone
 
 MAX_BODY_BYTES = 32 << 20
 #: What we take over of a client's X-Request-Id.
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 #: Tokens of the prompt's end that the text of the output may depend on.
 CONTEXT_TOKENS = 6
-
-T = TypeVar("T")
 
 
 class Cluster(Protocol):
@@ -174,12 +171,11 @@ class _Api:
     ) -> Response:
         answer = form.to(body, client.request_id, int(time.time()), self._model.name)
         if not body.stream:
-            update = await _unless_gone(request, _whole_output(client))
+            update = await unless_gone(request.receive, _whole_output(client))
             return JSONResponse(answer.whole(update, client.usage))
         # a request that fails before its first token still gets a proper status
-        first = await _unless_gone(request, client.next_update())
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_events(client, first, answer), headers=headers, media_type="text/event-stream")
+        first = await unless_gone(request.receive, client.next_update())
+        return EventStream(client, first, answer)
 
 
 async def _read(request: Request, schema: type[Body]) -> Body:
@@ -202,43 +198,3 @@ async def _whole_output(client: ClientRequest) -> Update:
         text.append(update.text)
         if update.finish_reason is not None:
             return Update(token_ids, "".join(text), update.finish_reason)
-
-
-async def _events(client: ClientRequest, first: Update, answer: Answer) -> AsyncIterator[bytes]:
-    """The stream from its first update on. An error is its last event; only success ends with [DONE]."""
-    update = first
-    try:
-        yield sse(answer.chunk(update, client.usage))
-        while update.finish_reason is None:
-            update = await client.next_update()
-            yield sse(answer.chunk(update, client.usage))
-    except DualPathError as error:
-        yield sse(failure_body(error))
-        return
-    except Exception as error:
-        structlog.get_logger().error("stream failed", request=client.request_id, exc_info=error)
-        yield sse(failure_body(DualPathError(ErrorCode.INTERNAL, "internal error")))
-        return
-    if answer.include_usage:
-        yield sse(answer.usage_chunk(client.usage))
-    yield DONE
-
-
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of work. If the client goes away before, work is cancelled and ClientDisconnect raised."""
-    working = asyncio.create_task(work)
-    watching = asyncio.create_task(_gone(request))
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnect
-    finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -191,6 +191,7 @@ class ClientRequest:
                 continue
             if update.finish_reason is not None:
                 self._outcome = update.finish_reason.value
+                self._end_attempt()  # a stop string is complete while the engines go on
             return update
 
     @property

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from common.types import FinishReason
 from services.frontend.requests import Update, Usage
 from services.frontend.schema import GenerationRequest
-
-DONE = b"data: [DONE]\n\n"
-
-
-def sse(event: dict[str, Any]) -> bytes:
-    """One server-sent event. Compact JSON has no line end, so the event is one line."""
-    return b"data: " + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
