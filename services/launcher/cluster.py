@@ -7,8 +7,9 @@ ended. Every process has a session, a lifeline and a log of its own (services.ch
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from common.config import Config
 from common.errors import ConfigError
@@ -29,8 +30,11 @@ LOG_TAIL_LINES = 12
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-class StartError(ConfigError):
-    """A process did not come up. The message is its own error line, or the end of its log and where the log is."""
+T = TypeVar("T")
+
+
+class ProcessError(ConfigError):
+    """A process has ended that should not. The message is its own error line, or the end of its log."""
 
 
 def with_model(config: Config, model: Model) -> Config:
@@ -49,7 +53,7 @@ def with_model(config: Config, model: Model) -> Config:
 class Cluster:
     """The processes of one cluster, as an async context: entering starts them all, leaving ends them all.
 
-    StartError if one does not become ready; by then all are ended. Afterwards config.scheduler.control and url are
+    ProcessError if one does not become ready; by then all are ended. Afterwards config.scheduler.control and url are
     where the scheduler and the front end really listen.
     """
 
@@ -84,6 +88,20 @@ class Cluster:
     async def death(self) -> tuple[str, int]:
         """Wait for the next process to end by itself: its name and exit status."""
         return await self._deaths.get()
+
+    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of work, which needs every process. If one ends, work is cancelled and ProcessError says why."""
+        working, death = asyncio.create_task(work), asyncio.create_task(self.death())
+        try:
+            await asyncio.wait({working, death}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                name, status = death.result()
+                raise self._explained(name, f"{name} ended with status {status}")
+            return working.result()
+        finally:
+            for task in (working, death):
+                task.cancel()
+            await asyncio.gather(working, death, return_exceptions=True)
 
     async def __aenter__(self) -> Cluster:
         task = self._progress.add_task(self._title, total=1 + len(self._roles))
@@ -155,11 +173,11 @@ class Cluster:
     def _log(self, name: str) -> Path:
         return self._run.path / f"{name}.log"
 
-    def _explained(self, name: str, event: str) -> StartError:
-        """Why a process did not come up: the error line that it left, or else the end of its log, which is kept."""
+    def _explained(self, name: str, event: str) -> ProcessError:
+        """Why a process has ended: the error line that it left, or else the end of its log, which is kept."""
         lines = self._log(name).read_text(errors="replace").splitlines()
         for line in lines:
             if line.startswith("error: "):
-                return StartError(f"{name}: {line.removeprefix('error: ')}")
+                return ProcessError(f"{name}: {line.removeprefix('error: ')}")
         tail = "\n".join(f"  {line}" for line in lines[-LOG_TAIL_LINES:])
-        return StartError(f"{event}; the logs are in {self._run.keep()}; {self._log(name).name} ends with\n{tail}")
+        return ProcessError(f"{event}; the logs are in {self._run.keep()}; {self._log(name).name} ends with\n{tail}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Coroutine
 from enum import StrEnum
 from pathlib import Path
@@ -24,8 +25,10 @@ from services.launcher.models import get_model
 from services.launcher.rundir import RunDirectory
 from services.launcher.status import get_status, status_table
 
+PIPE_WIDTH = 160
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-results, errors = Console(), Console(stderr=True)
+results, errors = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH), Console(stderr=True)
 
 
 class Transport(StrEnum):
@@ -121,6 +124,8 @@ async def _demo(spec: str, replayed: demo.Input, transport: str, out: Path | Non
     with RunDirectory() as run, _progress() as progress:
         model = await get_model(spec or config.model.path, progress)
         report = await demo.run_demo(config, model, replayed, run, progress)
+        if not demo.passed(report):
+            _say(f"the logs are in {run.keep()}")
     results.print(demo.table(report))
     for line in demo.findings(report):
         results.print(line, markup=False, highlight=False, soft_wrap=True)

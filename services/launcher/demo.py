@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.config import Config
-from common.workload.scaling import Selection
+from common.errors import ConfigError
+from common.workload.scaling import Selection, fit
+from common.workload.sessions import read_sessions
 from services.launcher.cluster import Cluster, with_model
 from services.launcher.models import Model
 from services.launcher.rundir import RunDirectory
 from services.launcher.status import get_status, read_bytes
-from services.launcher.tools import last_json, run_tool
+from services.launcher.tools import ToolError, last_json, run_tool
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -47,7 +49,11 @@ class Input:
 async def run_demo(
     config: Config, model: Model, replayed: Input, run: RunDirectory, progress: Progress
 ) -> dict[str, Any]:
-    """{"results": [one a system], "mismatches": [...], "facts": {...}}: what --out writes."""
+    """{"results": [one a system], "mismatches": [...], "facts": {...}}: what --out writes.
+
+    ConfigError if the sessions cannot be used or something that was started has failed.
+    """
+    fit(read_sessions(replayed.sessions).trajectories, replayed.selection, None)
     config = with_model(config, model)
     replays = {system: await _replay(system, config, replayed, run, progress) for system in SYSTEMS}
     mismatches = await _check(config, run, progress)
@@ -86,10 +92,11 @@ async def _replay(
     out = run.path / f"{system}.json"
     async with Cluster(config, PREFILL, DECODE, run, progress, f"{system}: processes") as cluster:
         selection = replayed.selection
-        await _run_shown(
+        replay = _run_shown(
             progress.add_task(f"{system}: turns", total=None),
             progress,
-            "loadgen.cli",
+            run,
+            "loadgen",
             "replay",
             f"--url={cluster.url}",
             f"--sessions={replayed.sessions.absolute()}",
@@ -101,6 +108,7 @@ async def _replay(
             f"--transcript={_transcript(run, system)}",
             "--progress=json",
         )
+        await cluster.during(replay)
         await asyncio.sleep(2 * config.timeouts.heartbeat_s)  # counters travel with heartbeats
         nodes = read_bytes(await get_status(cluster.config))
     return {**json.loads(out.read_text()), "read_bytes": nodes}
@@ -117,6 +125,7 @@ async def _check(config: Config, run: RunDirectory, progress: Progress) -> list[
     output = await _run_shown(
         progress.add_task("checking against transformers", total=None),
         progress,
+        run,
         "services.engine.reference",
         f"--model={config.model.path}",
         f"--dtype={config.model.dtype}",
@@ -130,8 +139,10 @@ async def _check(config: Config, run: RunDirectory, progress: Progress) -> list[
     return mismatches
 
 
-async def _run_shown(task: TaskID, progress: Progress, module: str, *arguments: str) -> list[str]:
-    """run_tool() with its progress lines shown as they come."""
+async def _run_shown(
+    task: TaskID, progress: Progress, run: RunDirectory, module: str, *arguments: str
+) -> list[str]:
+    """run_tool() with its progress lines shown as they come. If it fails the run's directory is kept."""
 
     def show(line: str) -> None:
         if not line.startswith("{"):
@@ -141,7 +152,10 @@ async def _run_shown(task: TaskID, progress: Progress, module: str, *arguments: 
             if done in row:
                 progress.update(task, completed=row[done], total=row[total])
 
-    return await run_tool(module, *arguments, on_line=show)
+    try:
+        return await run_tool(module, *arguments, on_line=show)
+    except ToolError as error:
+        raise ConfigError(f"{module}: {error}; the logs are in {run.keep()}") from None
 
 
 def _transcript(run: RunDirectory, system: str) -> Path:

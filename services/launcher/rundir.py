@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from common.errors import ConfigError
 
 REMOVE_WHEN_ALONE = "import shutil, sys; sys.stdin.read(); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 REMOVE_WAIT_S = 60.0
@@ -20,7 +23,11 @@ class RunDirectory:
     """
 
     def __enter__(self) -> RunDirectory:
-        self.path = Path(tempfile.mkdtemp(prefix="dualpath-"))
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix="dualpath-"))
+        except OSError as error:
+            raise ConfigError(f"no temporary directory: {error}; set TMPDIR") from None
+        self._kept = False
         read, self._write = os.pipe()
         self._janitor = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", REMOVE_WHEN_ALONE, str(self.path)], stdin=read, start_new_session=True
@@ -34,10 +41,15 @@ class RunDirectory:
         return (self._write,)
 
     def keep(self) -> Path:
-        """Leave the directory behind for people to look at."""
+        """Leave the files (logs, results) behind for people to look at; directories go all the same."""
         self._janitor.kill()
+        self._kept = True
         return self.path
 
     def __exit__(self, *_: object) -> None:
         os.close(self._write)
         self._janitor.wait(REMOVE_WAIT_S)
+        if self._kept:
+            for entry in self.path.iterdir():
+                if entry.is_dir():
+                    shutil.rmtree(entry)
