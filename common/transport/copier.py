@@ -21,8 +21,9 @@ from common.transport.region import RegionDescriptor
 PIECE_BYTES = 1 << 20
 #: A shorter copy keeps the interpreter lock: getting it back from a busy thread could take longer than the copy.
 UNLOCKED_BYTES = 32 << 10
-#: A local batch of at most so many bytes is copied at once: handing it to the thread would take longer.
+#: A local batch of at most so many bytes and runs is copied at once: handing it to the thread would take longer.
 INLINE_BYTES = 128 << 10
+INLINE_RUNS = 64
 
 _SIGNATURE = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _move_unlocked = ctypes.memmove
@@ -82,7 +83,7 @@ class LocalMover(Mover):
         if target is None:
             raise TransferError("the target region was deregistered")
         memory = target.memory
-        if job.batch.num_bytes <= INLINE_BYTES:
+        if job.batch.num_bytes <= INLINE_BYTES and len(job.batch.runs) <= INLINE_RUNS:
             copy(job, memory, Stop())
             return
         await self._copier.run(lambda stop: copy(job, memory, stop))
