@@ -117,7 +117,7 @@ class Node:
         self.endpoint = ""
         self._security = security
         self._faults = faults
-        self._context = zmq.asyncio.Context.instance()
+        self._context = zmq.asyncio.Context()  # one node a process, so one context
         self._handlers: dict[type, Handler] = {}
         self._links: dict[str, Link] = {}
         self._router: zmq.asyncio.Socket | None = None
@@ -342,6 +342,7 @@ class Node:
             self._router.close(LINGER_MS)
         if self._authenticator is not None:
             self._authenticator.stop()
+        await asyncio.to_thread(self._context.term)  # waits for what lingers, at most LINGER_MS
 
 
 __all__ = ["ErrorReply", "Link", "Node", "Peer", "WireError"]

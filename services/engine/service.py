@@ -96,6 +96,7 @@ class EngineService(Service):
         self.geometry = self.directory.manifest.geometry
         self.model = await self.compute(LayeredModel.load, self.directory, device, self.settings.threads)
         self.memory = DeviceMemory(self.geometry, self.settings.device_memory, device, f"{self.name}-hbm")
+        self._check_context(self.capacity(self.settings.buffer // self.geometry.full_block_bytes))
         endpoint = await self._start_traffic_manager()
         self.traffic_manager: Link = self.node.link(endpoint)
         attached: Attached = await self.traffic_manager.call(
@@ -105,16 +106,20 @@ class EngineService(Service):
         self._traffic_manager_incarnation = attached.incarnation
         self._capacity = self.capacity(attached.buffer_blocks)
         self.max_context_tokens = self._capacity.max_context_tokens
-        if self.max_context_tokens < self.geometry.block_size:
-            raise ConfigError(
-                f"{self.role.value}.device_memory or .buffer holds only {self.max_context_tokens} tokens of context: "
-                f"enlarge it (a token takes {self.geometry.bytes_per_token} bytes)"
-            )
         on = self.node.on
         on(Assign, self._on_assign)
         on(Cancel, lambda msg, peer: self.drop((msg.request_id, msg.attempt)))
         on(ReadQueue, self._on_read_queue)
         on(StageFailed, self._on_stage_failed)
+
+    def _check_context(self, capacity: Capacity) -> None:
+        """ConfigError if the memory cannot hold even a block of context; before anything else is started."""
+        if capacity.max_context_tokens < self.geometry.block_size:
+            role = self.role.value
+            raise ConfigError(
+                f"{role}.device_memory or {role}.buffer holds only {capacity.max_context_tokens} tokens of context: "
+                f"enlarge it (a token takes {self.geometry.bytes_per_token} bytes)"
+            )
 
     def _device_region(self, memory: DeviceMemory) -> RegionDescriptor:
         segment = memory.memory

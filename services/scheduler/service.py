@@ -104,22 +104,24 @@ class Scheduler(Service):
 
     def _on_register(self, msg: Register, peer: Peer) -> Registered:
         member = msg.member
+        joined = self._joined(member) if member.role in ENGINES else None
         for old in self.registry.admit(msg.protocol, member, monotonic()):
             self._remove(old.incarnation, f"replaced by {member.incarnation}")
         others = [other for other in self.registry.all() if other.incarnation != member.incarnation]
         self._broadcast(MemberJoined(member), others)
-        if member.role in ENGINES and member.capacity is not None:
-            self._apply(
-                EngineJoined(
-                    member.incarnation,
-                    member.role,
-                    member.node,
-                    member.capacity.buffer_blocks,
-                    member.capacity.device_tokens,
-                )
-            )
+        if joined is not None:
+            self._apply(joined)
         self.log.info("member joined", member=member.name, role=member.role.value)
         return Registered(self.config.timeouts.heartbeat_s, others)
+
+    @staticmethod
+    def _joined(member: Member) -> EngineJoined:
+        capacity = member.capacity
+        if capacity is None:
+            raise DualPathError(ErrorCode.BAD_REQUEST, f"engine {member.name} registers without a capacity")
+        return EngineJoined(
+            member.incarnation, member.role, member.node, capacity.buffer_blocks, capacity.device_tokens
+        )
 
     def _on_heartbeat(self, msg: Heartbeat, peer: Peer) -> None:
         if not self.registry.seen(msg.incarnation, msg.counters, monotonic()):
