@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import structlog
 import zmq
 import zmq.asyncio
 import zmq.auth
@@ -27,6 +26,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from common.config import SecurityConfig, endpoint_host, is_loopback
 from common.errors import ConfigError, DualPathError, ErrorCode
 from common.faults import Faults
+from common.log import get_logger
 from common.metrics import Metrics
 from common.wire import MAX_FRAME_BYTES, WireError, decode, encode, message
 
@@ -127,7 +127,7 @@ class Node:
         self._last_call: dict[bytes, bytes] = {}
         self._pending = 0
         self._dropped = metrics.counter("messages_dropped", "Control messages dropped, by reason", ("reason",))
-        self._log = structlog.get_logger().bind(node=identity)
+        self._log = get_logger().bind(node=identity)
 
     def on(self, message_type: type, handler: Handler) -> None:
         """Register the handler of a message type. One each."""
@@ -161,8 +161,10 @@ class Node:
         return self.endpoint
 
     def link(self, endpoint: str) -> Link:
-        """The link to a peer, made on first use."""
+        """The link to a peer, made on first use. DualPathError UNREACHABLE once this node is closed."""
         if endpoint not in self._links:
+            if self._context.closed:
+                raise DualPathError(ErrorCode.UNREACHABLE, "this process is shutting down")
             socket = self._socket(zmq.DEALER, endpoint_host(endpoint))
             socket.setsockopt_string(zmq.IDENTITY, self.identity)
             if self._security.curve_dir:
@@ -188,7 +190,7 @@ class Node:
         self.post(self._router, [identity, ONE_WAY, b""], msg)
 
     def post(self, socket: zmq.asyncio.Socket, head: list[bytes], msg: object) -> None:
-        """Send head + message. Never blocks; raises DualPathError when the queue to the peer is full or it is unknown."""
+        """Send head + message. Never blocks; DualPathError when the queue to the peer is full or it is unknown."""
         rule = self._faults.strike("message", request=getattr(msg, "request_id", None), type=type(msg).__name__)
         if rule is not None:
             if rule.action == "delay":

@@ -17,13 +17,12 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
-import structlog
 import uvloop
 
 from common.config import Config
 from common.errors import ConfigError, DualPathError, ErrorCode
 from common.faults import Faults
-from common.log import setup_logging
+from common.log import get_logger, setup_logging
 from common.messages import Heartbeat, Leave, Member, MemberJoined, MemberLeft, Register, Registered
 from common.metrics import Metrics
 from common.rpc import Link, Node, Peer
@@ -47,11 +46,12 @@ class Service:
         self.node = Node(self.incarnation, config.security, self.metrics, self.faults)
         self.members: dict[str, Member] = {}
         self.draining = False
-        self.log = structlog.get_logger().bind(process=name)
+        self.log = get_logger().bind(process=name)
         self.failure: BaseException | None = None
         self.failed = asyncio.Event()
         self.companions = AsyncExitStack()  # what this service leans on to its very end; closed last
         self._registered = False
+        self._stopped = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lag = self.metrics.gauge("event_loop_lag_seconds", "How late the event loop woke up, last heartbeat")
 
@@ -98,8 +98,10 @@ class Service:
             await self._register()
 
     async def stop(self, drain: bool = True) -> None:
-        """Drain (bounded) and close. Safe after a failed start."""
-        self.draining = True
+        """Drain (bounded) and close. Safe after a failed start, and a second time."""
+        if self._stopped:
+            return
+        self.draining = self._stopped = True
         if drain:
             try:
                 async with asyncio.timeout(self.config.timeouts.drain_s):

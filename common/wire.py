@@ -30,7 +30,7 @@ _adapters: dict[str, TypeAdapter[Any]] = {}
 
 def message(cls: T) -> T:
     """Class decorator: the dataclass may travel. Its class name is its tag."""
-    cls.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    cls.__pydantic_config__ = ConfigDict(extra="forbid", defer_build=True)  # type: ignore[attr-defined]
     _adapters[cls.__name__] = TypeAdapter(cls)
     return cls
 

@@ -178,6 +178,9 @@ class Cluster:
                 assert engine.pages.num_free == engine.pages.pool.total, "pages are lost"
 
     async def add_engine(self, name: str, config: Config) -> None:
+        """An engine and its traffic manager, on a node of their own."""
+        config = config.model_copy(update={"network": config.network.model_copy(update={"node": name})})
+
         async def start_traffic_manager() -> str:
             manager = self.traffic_managers[name] = TrafficManager(config, f"{name}.tm")
             await manager.start()

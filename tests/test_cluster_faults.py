@@ -32,7 +32,7 @@ def random_prompt(seed, length):
 
 
 def corrupt_one_byte(blocks_dir):
-    """Flip one byte in the payload of every stored block: in the exponent of a float32, so it is wrong KV, not noise."""
+    """Flip one byte of every stored block, in the exponent of a float32: wrong KV, not noise."""
     files = [path for path in (blocks_dir / "blocks").rglob("*") if path.is_file()]
     assert files
     for path in files:

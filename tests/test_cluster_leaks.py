@@ -100,10 +100,9 @@ async def test_nothing_is_left_of_a_cluster(model, tmp_path):
 async def test_short_prompts_leave_nothing_staged(model, tmp_path):
     """A07: prompts around one block, many at once."""
     async with run_cluster(cluster_config(model, tmp_path)) as cluster:
+        prompts = [[7 + length % 50] * length for length in (1, 63, 64, 65)] * 8
         for _ in range(5):
-            await asyncio.gather(
-                *(cluster.driver.generate([7 + length % 50] * length, 1) for length in (1, 63, 64, 65) for _ in range(8))
-            )
+            await asyncio.gather(*(cluster.driver.generate(prompt, 1) for prompt in prompts))
         await cluster.quiet()
         assert all(not manager.requests.live for manager in cluster.traffic_managers.values())
 

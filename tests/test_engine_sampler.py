@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from common.finish import finish_reason
 from common.types import FinishReason, Sampling
-from services.engine.finish import finish_reason
 from services.engine.sampler import sample
 
 VOCAB = 50

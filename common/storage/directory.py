@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import aiofiles
-import structlog
 import xxhash
 
+from common.log import get_logger
 from common.metrics import Metrics
 from common.model import Manifest
 from common.storage.claim import BLOCKS, DRAFTS, QUARANTINE, claim_directory, create_locked, make_directory
@@ -66,7 +66,7 @@ class DirectoryStore:
         self._bulk = ThreadPoolExecutor(concurrency, "storage-bulk")
         # every request waits for its lookup: lookups must not queue behind bulk I/O
         self._lookup = ThreadPoolExecutor(LOOKUP_THREADS, "storage-lookup")
-        self._log = structlog.get_logger()
+        self._log = get_logger()
         self._read = metrics.counter("storage_blocks_read", "Blocks read and found good")
         self._read_bytes = metrics.counter("storage_bytes_read", "Payload bytes of blocks read and found good")
         self._written = metrics.counter("storage_blocks_written", "Blocks stored")

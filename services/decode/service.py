@@ -13,6 +13,7 @@ import asyncio
 from common.blocks.pool import SlotPool
 from common.config import DecodeConfig
 from common.errors import DualPathError, ErrorCode
+from common.finish import finish_reason
 from common.messages import (
     Assign,
     Capacity,
@@ -33,7 +34,6 @@ from common.types import KEY_BYTES, ReadPath, Request, RequestKey, Role
 from services.decode.pages import PagePool
 from services.decode.sequence import Sequence
 from services.decode.step import decode_step
-from services.engine.finish import finish_reason
 from services.engine.service import EngineService
 
 

@@ -12,8 +12,8 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from common.finish import stop_ids
 from common.types import Sampling
-from services.engine.finish import stop_ids
 
 
 @torch.inference_mode()

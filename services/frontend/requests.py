@@ -12,12 +12,11 @@ import secrets
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-import structlog
-
 from common.blocks.hashing import prefix_keys
 from common.config import Config
 from common.errors import RETRYABLE, DualPathError, ErrorCode
 from common.finish import finish_reason
+from common.log import get_logger
 from common.messages import Cancel, Finished, PrefillStarted, RequestFailed, Submit, Token, Tokens
 from common.metrics import Metrics
 from common.model import Manifest
@@ -155,7 +154,7 @@ class ClientRequest:
         self._timeouts = requests.config.timeouts
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + self._timeouts.request_s
-        self._log = structlog.get_logger().bind(request=request_id)
+        self._log = get_logger().bind(request=request_id)
         self._inbox: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # bounded by max_tokens: duplicates stay out
         self._gap_timer: asyncio.TimerHandle | None = None
         self._running = False  # engines may be at work on this attempt

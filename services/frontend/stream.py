@@ -8,12 +8,12 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import structlog
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from common.errors import DualPathError, ErrorCode
+from common.log import get_logger
 from services.frontend.errors import failure_body
 from services.frontend.requests import ClientRequest, Update
 from services.frontend.responses import Answer
@@ -58,7 +58,7 @@ class EventStream(Response):
         except DualPathError as error:
             await self._send_event(send, sse(failure_body(error)))
         except Exception as error:
-            structlog.get_logger().error("stream failed", request=self._client.request_id, exc_info=error)
+            get_logger().error("stream failed", request=self._client.request_id, exc_info=error)
             await self._send_event(send, sse(failure_body(DualPathError(ErrorCode.INTERNAL, "internal error"))))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 #: Seconds beyond timeouts.drain_s that a process gets to close down before it is killed.
 CLOSE_S = 5.0
 LOG_TAIL_LINES = 12
-#: Models are complete before a process sees them; idle compute threads must not take the cores of other processes.
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE"}
+#: The model is complete before a process sees it.
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 T = TypeVar("T")

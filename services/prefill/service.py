@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from common.config import PrefillConfig
 from common.errors import DualPathError, ErrorCode
+from common.finish import finish_reason
 from common.messages import (
     Assign,
     BeginForward,
@@ -28,7 +29,6 @@ from common.messages import (
 )
 from common.rpc import Peer
 from common.types import KEY_BYTES, ReadPath, RequestKey, Role
-from services.engine.finish import finish_reason
 from services.engine.service import EngineService
 from services.prefill.batching import Budget, Chunk, Pending, pack
 from services.prefill.forward import ForwardRun

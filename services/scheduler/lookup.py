@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import structlog
-
 from common.breaker import Breaker
 from common.clock import Clock
 from common.config import TimeoutsConfig
 from common.errors import DualPathError
+from common.log import get_logger
 from common.messages import Match, Matched
 from common.rpc import Link
 from common.types import Request, hit_block_limit
@@ -29,7 +28,7 @@ class Lookup:
         self._block_size = block_size
         self._timeouts = timeouts
         self._breaker = Breaker(timeouts.breaker_s, clock)
-        self._log = structlog.get_logger()
+        self._log = get_logger()
 
     async def hit_blocks(self, request: Request) -> int:
         """How many leading blocks of the prompt are stored, at least one token left out (spec §4). Never raises."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-import structlog
 import xxhash
 
 from common.errors import DualPathError, ErrorCode
 from common.faults import Faults
+from common.log import get_logger
 from common.storage.base import BlockStore
 from common.tasks import Spawn
 from common.transport.base import Batch, Intent, Transfer, TransferError, Transport, make_runs
@@ -53,7 +53,7 @@ class BlockReader:
         self._spawn = spawn
         self._concurrency = concurrency
         self._patience_s = patience_s
-        self._log = structlog.get_logger()
+        self._log = get_logger()
 
     async def read(
         self, request_id: str, keys: list[bytes], target: RegionDescriptor, offsets: list[int]

@@ -14,11 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import structlog
 import xxhash
 
 from common.errors import DualPathError, ErrorCode
 from common.faults import Faults
+from common.log import get_logger
 from common.metrics import Metrics
 from common.storage.base import BlockStore
 from common.tasks import Spawn, to_the_end
@@ -56,7 +56,7 @@ class BlockWriter:
         self._quarantined: set[Place] = set()
         self._departed: set[str] = set()
         self._refused = metrics.counter("storage_refused_puts", "Blocks that did not arrive as they were sent")
-        self._log = structlog.get_logger()
+        self._log = get_logger()
 
     async def announce(self, writer: str, keys: list[bytes]) -> list[bool]:
         """Which blocks the writer shall send: neither stored nor on their way. Aligned with keys."""

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from common.blocks.geometry import BlockGeometry
 from common.errors import DualPathError
+from common.log import get_logger
 from common.messages import BeginForward, ForwardDrained, LayerLoaded, SequenceSlice
 from common.rpc import Peer
 from common.transport.base import Batch, Intent, Transport
@@ -74,7 +74,7 @@ class Forward:
         self._engine = engine
         self._computed = [asyncio.Event() for _ in range(geometry.num_layers)]
         self._failed: dict[RequestKey, str] = {}
-        self._log = structlog.get_logger()
+        self._log = get_logger()
         self._sequences: list[_Sequence] = []
         for place in plan.sequences:
             key = (place.request_id, place.attempt)

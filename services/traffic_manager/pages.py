@@ -12,11 +12,10 @@ from collections.abc import Callable, Coroutine
 from itertools import compress
 from typing import Any
 
-import structlog
-
 from common.blocks.geometry import BlockGeometry
 from common.config import TimeoutsConfig
 from common.errors import DualPathError
+from common.log import get_logger
 from common.messages import Done, LoadPages, PagesPersisted, PersistPages
 from common.transport.base import Batch, Intent, Transport
 from common.transport.region import RegionDescriptor
@@ -58,7 +57,7 @@ class Pages:
         self._timeouts = timeouts
         self._spawn = spawn
         self._tell = tell
-        self._log = structlog.get_logger()
+        self._log = get_logger()
 
     async def load(self, msg: LoadPages) -> Done:
         """Staged blocks to pages (none: the request has ended with its first token and is only persisted).

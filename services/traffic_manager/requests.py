@@ -12,10 +12,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import structlog
-
 from common.config import TimeoutsConfig
 from common.errors import DualPathError, ErrorCode
+from common.log import get_logger
 from common.messages import PeerReleased, PeerStaged, ReadQueue, Ready, Stage, StageFailed
 from common.metrics import Metrics
 from common.rpc import Node
@@ -59,7 +58,7 @@ class StagedRequests:
         self._read_q = 0
         self._read_q_gauge = metrics.gauge("read_queue_tokens", "Hit tokens of staged requests not yet buffered")
         self._late = metrics.counter("messages_late", "Messages of requests that have ended")
-        self._log = structlog.get_logger()
+        self._log = get_logger()
 
     def staged(self, request_id: str, attempt: int) -> Staged:
         """DualPathError CANCELLED if it is not staged here (any more)."""

@@ -50,18 +50,14 @@ from services.traffic_manager.runs import buffer_to_rows
 from services.traffic_manager.staging import SlotQueue
 from services.traffic_manager.store import STORE_BATCH, BlockStoreClient
 
-#: A traffic manager is called after its engine.
-SUFFIX = ".tm"
-
 
 class TrafficManager(Service):
-    """Serves one engine, which attaches once. name: the engine's with SUFFIX."""
+    """Serves one engine, which attaches once."""
 
     role = Role.TRAFFIC_MANAGER
 
     def __init__(self, config: Config, name: str) -> None:
         super().__init__(config, name)
-        self.node_name = config.network.node or name.removesuffix(SUFFIX)
         self._engine: Peer | None = None
         self._memories: list[Memory] = []
         self._forwards: dict[int, Forward] = {}

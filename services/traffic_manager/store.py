@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
 import xxhash
 
 from common.blocks.geometry import BlockGeometry
@@ -17,6 +16,7 @@ from common.breaker import Breaker
 from common.clock import monotonic
 from common.config import TimeoutsConfig
 from common.errors import DualPathError, ErrorCode
+from common.log import get_logger
 from common.messages import Announce, Announced, BlockResults, Commit, ReadBlocks, Reserve, Reserved
 from common.metrics import Metrics
 from common.rpc import Link
@@ -60,7 +60,7 @@ class BlockStoreClient:
         self._written = metrics.counter("storage_write_bytes", "KV bytes written to storage from this node")
         self._failed = metrics.counter("storage_failures", "Blocks that could not be read or stored", ("operation",))
         self._breaker = Breaker(timeouts.breaker_s, monotonic)
-        self._log = structlog.get_logger()
+        self._log = get_logger()
 
     async def read(self, request_id: str, keys: list[bytes], slots: list[int]) -> ReadOutcome:
         """Read blocks into slots. Never raises for storage's sake.
