@@ -81,7 +81,7 @@ def read_model_directory(path: Path, dtype: str, block_size: int, digest: str | 
             raise ConfigError(f"model directory {path} has no {name}: save the model with save_pretrained()")
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
-        raise ConfigError(f"model directory {path} has no weights (*.safetensors): save the model with save_pretrained()")
+        raise ConfigError(f"model directory {path} has no weights (*.safetensors): save it with save_pretrained()")
     try:
         config = json.loads((path / "config.json").read_text())
         architecture = ARCHITECTURES[config["architectures"][0]]

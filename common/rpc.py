@@ -79,7 +79,7 @@ class Link:
         self._node.post(self._socket, [ONE_WAY, b""], msg)
 
     async def call(self, msg: object, timeout: float | None) -> Any:
-        """The peer's answer. DualPathError: the peer's own; UNREACHABLE after timeout seconds or when the link closes."""
+        """The peer's answer. DualPathError: the peer's own; UNREACHABLE after timeout seconds or if the link closes."""
         self._next_call += 1
         call_id = self._next_call.to_bytes(8, "big")
         future = self._calls[call_id] = asyncio.get_running_loop().create_future()
@@ -154,7 +154,8 @@ class Node:
             socket.bind(endpoint.removesuffix(":0") + ":*" if endpoint.endswith(":0") else endpoint)
         except zmq.ZMQError as error:
             socket.close(0)
-            raise ConfigError(f"cannot listen on {endpoint}: {error.strerror}; choose another port or stop its user") from None
+            detail = f"cannot listen on {endpoint}: {error.strerror}; choose another port or stop who has it"
+            raise ConfigError(detail) from None
         self._router = socket
         self.endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._read(socket, None)

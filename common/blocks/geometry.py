@@ -1,9 +1,9 @@
 """The one byte layout of KV-cache (paper §2; spec §2).
 
 A token's KV in one layer is a row: its parts (K and V; or an MLA latent, its RoPE key and an indexer key) one after the
-other. A Layer Block is block_size rows of one layer, [1, block_size, row_bytes]. A Full Block is the Layer Blocks of all
-layers in order, [num_layers, block_size, row_bytes]. Both are contiguous, so a Layer Block is a slice of its Full Block
-and no path ever converts a layout.
+other. A Layer Block is block_size rows of one layer, [1, block_size, row_bytes]. A Full Block is the Layer Blocks of
+all layers in order, [num_layers, block_size, row_bytes]. Both are contiguous, so a Layer Block is a slice of its Full
+Block and no path ever converts a layout.
 """
 
 from __future__ import annotations

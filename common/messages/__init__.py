@@ -1,0 +1,133 @@
+"""Every control message, grouped by channel and direction.
+
+Who talks to whom:
+    any process        <-> scheduler         registration, heartbeats, membership
+    front end          <-> scheduler         requests in, failures out
+    engines            <-> scheduler         fetch work, assignments, progress
+    engines             -> front end         tokens
+    prefill engine      -> decode engine     the first token
+    engine             <-> its traffic manager   staging, layers, handoff, persistence
+    traffic manager    <-> traffic manager   staging slots, layer pushes, releases
+    traffic manager, scheduler -> storage gateway   match, read, store
+Byte strings named *keys hold concatenated block keys; tokens are packed (common.types).
+"""
+
+from common.messages.membership import (
+    Capacity,
+    GetStatus,
+    Heartbeat,
+    Leave,
+    Member,
+    MemberJoined,
+    MemberLeft,
+    MemberStatus,
+    Register,
+    Registered,
+    Status,
+)
+from common.messages.requests import (
+    Accepted,
+    Assign,
+    Cancel,
+    Fetch,
+    Finished,
+    FirstToken,
+    HandedOver,
+    PrefillDone,
+    PrefillStarted,
+    RequestDone,
+    RequestFailed,
+    Submit,
+    Token,
+    Tokens,
+)
+from common.messages.storage import (
+    Announce,
+    Announced,
+    BlockResults,
+    Commit,
+    Match,
+    Matched,
+    ReadBlocks,
+    Reserve,
+    Reserved,
+)
+from common.messages.transfers import (
+    Attach,
+    Attached,
+    BeginForward,
+    Delivered,
+    Done,
+    ForwardDrained,
+    LayerComputed,
+    LayerLoaded,
+    LoadPages,
+    PagesPersisted,
+    PeerReleased,
+    PeerStaged,
+    PersistPages,
+    PushRows,
+    ReadQueue,
+    Ready,
+    Release,
+    SequenceSlice,
+    Stage,
+    StageFailed,
+)
+
+__all__ = [
+    "Accepted",
+    "Announce",
+    "Announced",
+    "Assign",
+    "Attach",
+    "Attached",
+    "BeginForward",
+    "BlockResults",
+    "Cancel",
+    "Capacity",
+    "Commit",
+    "Delivered",
+    "Done",
+    "Fetch",
+    "Finished",
+    "FirstToken",
+    "ForwardDrained",
+    "GetStatus",
+    "HandedOver",
+    "Heartbeat",
+    "LayerComputed",
+    "LayerLoaded",
+    "Leave",
+    "LoadPages",
+    "Match",
+    "Matched",
+    "Member",
+    "MemberJoined",
+    "MemberLeft",
+    "MemberStatus",
+    "PagesPersisted",
+    "PeerReleased",
+    "PeerStaged",
+    "PersistPages",
+    "PrefillDone",
+    "PrefillStarted",
+    "PushRows",
+    "ReadBlocks",
+    "ReadQueue",
+    "Ready",
+    "Register",
+    "Registered",
+    "Release",
+    "RequestDone",
+    "RequestFailed",
+    "Reserve",
+    "Reserved",
+    "SequenceSlice",
+    "Stage",
+    "StageFailed",
+    "Status",
+    "Submit",
+    "Token",
+    "Tokens",
+]

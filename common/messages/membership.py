@@ -1,0 +1,115 @@
+"""Membership: any process <-> scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.model import Manifest
+from common.types import Role
+from common.wire import message
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an engine can hold. Tokens of context, blocks of staging buffer, tokens of device memory."""
+
+    max_context_tokens: int
+    buffer_blocks: int
+    device_tokens: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One live process. incarnation is new at every start; control is its ROUTER endpoint.
+
+    node: the machine whose NICs it shares, as configured; host: common.transport.memory.host_identity().
+
+    traffic_manager (engines only): the control endpoint of the engine's traffic manager.
+    """
+
+    role: Role
+    name: str
+    incarnation: str
+    control: str
+    node: str
+    pid: int
+    host: str = ""
+    manifest: Manifest | None = None
+    capacity: Capacity | None = None
+    traffic_manager: str = ""
+    traffic_manager_incarnation: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Register:
+    """process -> scheduler, call. Answered by Registered, or an error that names what differs."""
+
+    protocol: int
+    member: Member
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Registered:
+    heartbeat_s: float
+    members: list[Member]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """process -> scheduler, every heartbeat_s, with all its counters and gauges."""
+
+    incarnation: str
+    counters: dict[str, float]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """process -> scheduler: takes no new work from now on (it drains), or is gone (final)."""
+
+    incarnation: str
+    final: bool
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class MemberJoined:
+    """scheduler -> every process."""
+
+    member: Member
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class MemberLeft:
+    """scheduler -> every process: whatever this incarnation held or was still writing is void."""
+
+    incarnation: str
+    name: str
+    reason: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class GetStatus:
+    """operator -> scheduler, call. Answered by Status."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    member: Member
+    counters: dict[str, float]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Status:
+    members: list[MemberStatus]
+    waiting: int
+    running: int

@@ -1,0 +1,163 @@
+"""A request between front end, scheduler and engines, and from prefill to decode engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import ErrorCode
+from common.messages.membership import Member
+from common.types import FinishReason, ReadPath, Request
+from common.wire import message
+
+# ---- front end <-> scheduler ---------------------------------------------------------------------------------------
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """front end -> scheduler, call: answered by Accepted, or an error (overloaded, no engines, bad request)."""
+
+    request: Request
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    pass
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """front end -> scheduler; scheduler -> engines: stop this attempt and release all it holds."""
+
+    request_id: str
+    attempt: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """engine -> scheduler -> front end: this attempt has ended badly; nothing more of it will come."""
+
+    request_id: str
+    attempt: int
+    code: ErrorCode
+    detail: str
+
+
+# ---- engines <-> scheduler -----------------------------------------------------------------------------------------
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """engine -> scheduler: ready for work, with its load (spec §7). Holds until the next Fetch.
+
+    seq: requests assigned and unfinished. tok: their total tokens. read_q: hit tokens of this node's requests not yet
+    buffered. free_device_tokens: device memory not taken (decode engines).
+    """
+
+    incarnation: str
+    seq: int
+    tok: int
+    read_q: int
+    free_device_tokens: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """scheduler -> both engines of a request: where it runs and which side reads its first hit_blocks blocks."""
+
+    request: Request
+    prefill: Member
+    decode: Member
+    read_path: ReadPath
+    hit_blocks: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class RequestDone:
+    """decode engine -> scheduler: finished; everything has been released."""
+
+    request_id: str
+    attempt: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class PrefillDone:
+    """prefill engine -> scheduler: its part is done and it holds nothing of the request any more."""
+
+    request_id: str
+    attempt: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """decode engine -> scheduler: the KV is in device memory and the staging buffer is free."""
+
+    request_id: str
+    attempt: int
+
+
+# ---- engines -> front end ------------------------------------------------------------------------------------------
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token. index counts from the request's first output token, over all attempts."""
+
+    request_id: str
+    attempt: int
+    index: int
+    token: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """engine -> front end: the tokens of one step."""
+
+    tokens: list[Token]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class PrefillStarted:
+    """prefill engine -> front end: what was found and what is computed, in tokens."""
+
+    request_id: str
+    attempt: int
+    cached_tokens: int
+    computed_tokens: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """decode engine -> front end, after the last token and once the request's blocks are announced to storage."""
+
+    request_id: str
+    attempt: int
+    reason: FinishReason
+    num_tokens: int
+
+
+# ---- prefill engine -> decode engine -------------------------------------------------------------------------------
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The token that the prefill engine sampled; finish is set if it already ends the request."""
+
+    request_id: str
+    attempt: int
+    token: int
+    cached_tokens: int
+    finish: FinishReason | None

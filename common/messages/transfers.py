@@ -1,0 +1,244 @@
+"""KV on its way: engine <-> its traffic manager, and traffic manager <-> traffic manager."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.errors import ErrorCode
+from common.transport.region import RegionDescriptor
+from common.types import RequestKey, Role
+from common.wire import message
+
+# ---- engine <-> its traffic manager --------------------------------------------------------------------------------
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """engine -> traffic manager, call, once: its role and device memory, and the staging buffer to take, in bytes.
+
+    Answered by Attached.
+    """
+
+    incarnation: str
+    role: Role
+    device_memory: RegionDescriptor
+    buffer_bytes: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Attached:
+    buffer_blocks: int
+    incarnation: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """engine -> traffic manager: reserve staging buffer for a request and, where read is set, read the hit blocks.
+
+    keys: of the blocks to read, from the prompt's start. blocks: slots to reserve (decode side: the whole prompt).
+    peer / peer_incarnation: control endpoint and incarnation of the other side's traffic manager.
+    """
+
+    request_id: str
+    attempt: int
+    blocks: int
+    read: bool
+    keys: bytes
+    peer: str
+    peer_incarnation: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """prefill traffic manager -> prefill engine: both sides are staged; cached_tokens of KV are there."""
+
+    request_id: str
+    attempt: int
+    cached_tokens: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class SequenceSlice:
+    """A sequence's place in a forward batch: rows [row, row + cached + new) of each layer slot; cached come first.
+
+    last: no chunk of this request follows.
+    """
+
+    request_id: str
+    attempt: int
+    row: int
+    cached: int
+    new: int
+    last: bool
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class BeginForward:
+    """prefill engine -> its traffic manager: plan of one layerwise forward (paper §4.1).
+
+    Layer l lives in slot l % num_slots; slot s starts at byte s * rows * row_bytes of device memory. The traffic
+    manager loads cached rows of layers in order, each as soon as its slot is free, and answers LayerLoaded.
+    """
+
+    forward: int
+    rows: int
+    num_slots: int
+    sequences: list[SequenceSlice]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class LayerLoaded:
+    """traffic manager -> prefill engine: the slot of this layer is free for use and holds every cached row.
+
+    failed: requests of this forward whose rows did not come, in this layer or an earlier one; the others go on.
+    """
+
+    forward: int
+    layer: int
+    failed: list[RequestKey]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class LayerComputed:
+    """prefill engine -> traffic manager: the new rows of this layer are in its slot; send them on."""
+
+    forward: int
+    layer: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ForwardDrained:
+    """traffic manager -> prefill engine: all rows of the forward but failed's are delivered; device memory is quiet."""
+
+    forward: int
+    failed: list[RequestKey]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """prefill TM -> decode TM -> decode engine: the staging buffer holds the whole prompt's KV."""
+
+    request_id: str
+    attempt: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class LoadPages:
+    """decode engine -> traffic manager, call: copy staged blocks to device pages, persist the new full ones, free the
+    staging buffer. keys: of the prompt's full blocks; pages: one per staged block, or none if the request has ended
+    already and is only persisted. Answered by Done when the pages hold the KV and the new blocks are announced to
+    storage (their writes go on behind)."""
+
+    request_id: str
+    attempt: int
+    pages: list[int]
+    keys: bytes
+    cached_blocks: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class PersistPages:
+    """decode engine -> traffic manager, call: announce the blocks to storage, then write them from device pages.
+
+    Answered by Done at announcement; PagesPersisted follows when the pages may be reused.
+    """
+
+    ticket: int
+    pages: list[int]
+    keys: bytes
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class PagesPersisted:
+    """traffic manager -> decode engine: the pages of this ticket have been copied out (stored or given up)."""
+
+    ticket: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Release:
+    """engine -> traffic manager: the request has ended; free what it holds once no peer can touch it."""
+
+    request_id: str
+    attempt: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class StageFailed:
+    """traffic manager -> engine: this request cannot go on here."""
+
+    request_id: str
+    attempt: int
+    code: ErrorCode
+    detail: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ReadQueue:
+    """traffic manager -> engine, on change: hit tokens of requests not yet buffered."""
+
+    tokens: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The plain answer to a call."""
+
+
+# ---- traffic manager <-> traffic manager ---------------------------------------------------------------------------
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class PeerStaged:
+    """decode TM -> prefill TM: the decode buffer's slots for this request, and how many tokens it has read.
+
+    control: the sender's control endpoint.
+    """
+
+    request_id: str
+    attempt: int
+    buffer: RegionDescriptor
+    slots: list[int]
+    cached_tokens: int
+    control: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class PushRows:
+    """prefill TM -> decode TM, call: write rows [0, rows) of a layer from the decode buffer into prefill device memory
+    at byte offset target. Answered by Done when they are there."""
+
+    request_id: str
+    attempt: int
+    layer: int
+    rows: int
+    memory: RegionDescriptor
+    target: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class PeerReleased:
+    """prefill TM -> decode TM: I do not write into this attempt's slots any more."""
+
+    request_id: str
+    attempt: int
