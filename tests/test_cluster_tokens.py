@@ -8,6 +8,7 @@ import random
 import pytest
 
 from common.types import Sampling, hit_block_limit
+from services.engine.memory import DeviceMemory
 from services.engine.reference import Reference
 from tests.cluster import cluster_config, run_cluster
 from tests.models import EOS_ID, FAMILIES, tiny_model
@@ -166,3 +167,27 @@ async def test_sampled_tokens_do_not_depend_on_the_path_or_the_attempt(models, t
         async with asyncio.timeout(30):
             await rest.done.wait()
         assert rest.tokens == runs[0][10:]
+
+
+@pytest.mark.parametrize("read_side", ["pe_only", "de_only"])
+async def test_device_memory_apart_from_the_segment(models, tmp_path, read_side, monkeypatch):
+    """As on a GPU: tensors are a mirror, and whatever is not pulled or pushed in time gives wrong tokens."""
+    build = DeviceMemory.__init__
+
+    def mirrored(self, *args):
+        build(self, *args)
+        self._elems = self._host.clone().fill_(float("nan"))
+
+    monkeypatch.setattr(DeviceMemory, "__init__", mirrored)
+    directory, reference = models("llama")
+    rng = random.Random(13)
+    history: list[int] = []
+    config = cluster_config(directory, tmp_path, scheduler__read_side=read_side, prefill__max_batch_tokens=128)
+    async with run_cluster(config) as cluster:
+        assert cluster.decode().memory.mirrored
+        for _ in range(3):
+            prompt = history + random_prompt(rng, 150)
+            outcome = await cluster.driver.generate(prompt, 70)
+            assert outcome.tokens == reference.greedy(prompt, 70)
+            assert outcome.cached_tokens == 64 * (max(len(history) - 1, 0) // 64)
+            history = prompt + outcome.tokens

@@ -153,12 +153,15 @@ class DecodeEngine(EngineService):
         return pages is not None
 
     async def _load(self, sequence: Sequence) -> None:
+        assert self.memory is not None
         request = sequence.request
         cached_blocks = sequence.cached_tokens // self.geometry.block_size
         call = LoadPages(*sequence.key, sequence.pages, request.keys, cached_blocks)
         timeouts = self.config.timeouts
         try:
             await self.traffic_manager.call(call, timeouts.transfer_s + timeouts.call_s)
+            if self.memory.mirrored:
+                await self.compute(self.memory.pull_pages, sequence.pages)
         except DualPathError as error:
             if not sequence.dropped:
                 self.request_failed(sequence.key, error.code, f"handoff: {error.message}")
@@ -272,10 +275,13 @@ class DecodeEngine(EngineService):
     async def _settle(self, ticket: int, full: list[tuple[int, bytes]], ended: list[Sequence]) -> None:
         """Announce filled blocks, and only then let finished requests end: their next turn must find them."""
         if full:
+            assert self.memory is not None
             pages = [page for page, _ in full]
             self._tickets[ticket] = pages
             timeouts = self.config.timeouts
             try:
+                if self.memory.mirrored:
+                    await self.compute(self.memory.push_pages, pages)
                 call = PersistPages(ticket, pages, b"".join(key for _, key in full))
                 await self.traffic_manager.call(call, timeouts.call_s + timeouts.store_s)
             except DualPathError as error:

@@ -10,6 +10,7 @@ Views are valid until close(); whoever computes on them stops before that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -76,13 +77,28 @@ class DeviceMemory:
 
     def pull(self, view: Tensor) -> None:
         """Bring what transports wrote into the segment to a view of this memory. No copy on a CPU."""
-        if self._elems is not self._host:
+        if self.mirrored:
             view.copy_(self._in_segment(view))
 
     def push(self, view: Tensor) -> None:
         """Bring a view of this memory to the segment, where transports read. No copy on a CPU."""
-        if self._elems is not self._host:
+        if self.mirrored:
             self._in_segment(view).copy_(view)
+
+    @property
+    def mirrored(self) -> bool:
+        """Tensors are not the segment's own bytes: pull and push have to be called."""
+        return self._elems is not self._host
+
+    def pull_pages(self, pages: Sequence[int]) -> None:
+        """pull() of whole pages."""
+        for page in pages:
+            self.pull(self.pages()[page])
+
+    def push_pages(self, pages: Sequence[int]) -> None:
+        """push() of whole pages."""
+        for page in pages:
+            self.push(self.pages()[page])
 
     def close(self) -> None:
         """Free the segment and the mirror. Idempotent. Views of them must not be used any more."""
