@@ -320,6 +320,8 @@ class Node:
     def _reply(self, peer: Link | _Caller, call_id: bytes, answer: object) -> None:
         if not isinstance(peer, _Caller):
             return  # only a ROUTER answers calls
+        if answer is None:
+            answer = ErrorReply(ErrorCode.MALFORMED, "that message has no answer: it is not for calls")
         kind = ERROR if isinstance(answer, ErrorReply) else REPLY
         assert self._router is not None
         try:
