@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
 
+from common.blocks.pool import SlotPool
 from common.errors import DualPathError, ErrorCode
 from common.messages import Cancel, GetStatus
 from services.engine.reference import Reference
+from services.traffic_manager.staging import SlotQueue
 from tests.cluster import cluster_config, run_cluster
 from tests.models import tiny_model
 
@@ -37,3 +40,26 @@ async def test_a_call_of_a_one_way_message_is_refused(model, reference, tmp_path
             await cluster.driver.scheduler.call(Cancel("nobody", 0), 1.0)
         assert failure.value.code is ErrorCode.MALFORMED
         await cluster.driver.scheduler.call(GetStatus(), 1.0)
+
+
+async def test_slots_granted_to_a_cancelled_taker_come_back():
+    """The grant and the cancellation fall into the same turn of the loop."""
+    queue = SlotQueue(SlotPool(2))
+    held = await queue.take(2, 1.0)
+    taking = asyncio.create_task(queue.take(2, 1.0))
+    await asyncio.sleep(0)
+    queue.give_back(held)
+    taking.cancel()
+    await asyncio.wait({taking})
+    assert queue.pool.num_free == 2
+
+
+async def test_nothing_is_had_at_once():
+    """A request without slots of its own (DE path, prefill side) does not queue behind those that want some."""
+    queue = SlotQueue(SlotPool(1))
+    held = await queue.take(1, 1.0)
+    waiting = asyncio.create_task(queue.take(1, 1.0))
+    await asyncio.sleep(0)
+    assert await queue.take(0, 0.05) == []
+    queue.give_back(held)
+    assert await waiting == held

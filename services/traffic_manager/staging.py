@@ -76,6 +76,8 @@ class SlotQueue:
 
     async def take(self, count: int, timeout: float) -> list[int]:
         """count slots. DualPathError OVERLOADED at the deadline, BAD_REQUEST if the pool never holds so many."""
+        if not count:
+            return []
         if count > self.pool.total:
             raise DualPathError(
                 ErrorCode.BAD_REQUEST, f"{count} blocks do not fit a buffer of {self.pool.total}: enlarge it"
@@ -86,13 +88,15 @@ class SlotQueue:
         try:
             async with asyncio.timeout(timeout):
                 return await future
-        except TimeoutError:
+        except BaseException as error:
+            if future.done() and not future.cancelled():
+                self.pool.give_back(future.result())  # granted in the very turn in which the taker gave up
+            self._waiters = deque(waiter for waiter in self._waiters if waiter[1] is not future)
+            self._serve()
+            if not isinstance(error, TimeoutError):
+                raise
             detail = f"no {count} free buffer slots within {timeout:g} s"
             raise DualPathError(ErrorCode.OVERLOADED, detail) from None
-        finally:
-            if future.cancelled() or not future.done():
-                self._waiters = deque(waiter for waiter in self._waiters if waiter[1] is not future)
-                self._serve()
 
     def give_back(self, slots: list[int]) -> None:
         self.pool.give_back(slots)
