@@ -156,18 +156,19 @@ class DecodeEngine(EngineService):
         assert self.memory is not None
         request = sequence.request
         cached_blocks = sequence.cached_tokens // self.geometry.block_size
-        call = LoadPages(*sequence.key, sequence.pages, request.keys, cached_blocks)
         timeouts = self.config.timeouts
+        msg = LoadPages(*sequence.key, sequence.pages, request.keys, cached_blocks)
+        call = asyncio.ensure_future(self.traffic_manager.call(msg, timeout=None))
+        await asyncio.wait({call}, timeout=timeouts.transfer_s + timeouts.call_s)
+        if not call.done():
+            self._handoff_failed(sequence, ErrorCode.UNREACHABLE, "the traffic manager does not answer")
+            await asyncio.wait({call})  # until it is answered the pages may be written
         try:
-            await self.traffic_manager.call(call, timeouts.transfer_s + timeouts.call_s)
+            await call
             if self.memory.mirrored:
                 await self.compute(self.memory.pull_pages, sequence.pages)
         except DualPathError as error:
-            if not sequence.dropped:
-                self.request_failed(sequence.key, error.code, f"handoff: {error.message}")
-                self.drop(sequence.key)
-            self._free(sequence)
-            return
+            self._handoff_failed(sequence, error.code, error.message)
         if sequence.dropped:
             self._free(sequence)
             return
@@ -177,6 +178,12 @@ class DecodeEngine(EngineService):
             return
         self._running.append(sequence)
         self._wake.set()
+
+    def _handoff_failed(self, sequence: Sequence, code: ErrorCode, detail: str) -> None:
+        if not sequence.dropped:
+            self.request_failed(sequence.key, code, f"handoff: {detail}")
+            self.drop(sequence.key)
+        self.release(sequence.key)  # the buffer, if the load never began
 
     # -- decoding --
 

@@ -1,0 +1,68 @@
+"""Messages that are lost or late: what waited for them ends in time, gives everything back, and harms nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from common.errors import DualPathError, ErrorCode
+from common.faults import Fault
+from services.engine.reference import Reference
+from tests.cluster import cluster_config, run_cluster
+from tests.models import tiny_model
+
+VOCAB = range(3, 500)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("models"), "llama")
+
+
+@pytest.fixture(scope="module")
+def reference(model):
+    return Reference(model)
+
+
+def random_prompt(seed, length):
+    rng = random.Random(seed)
+    return [rng.choice(VOCAB) for _ in range(length)]
+
+
+def lost(name, action="drop", seconds=0.0, after=0):
+    return Fault(point="message", action=action, type=name, seconds=seconds, after=after)
+
+
+SHORT = {f"timeouts__{name}": 0.4 for name in ("transfer_s", "call_s", "stage_s", "read_s")}
+
+
+async def test_pages_in_doubt_are_not_given_away(model, reference, tmp_path):
+    """The copy into pages is not confirmed in time: they are nobody's until it is, and the buffer comes back."""
+    prompt = random_prompt(4, 150)
+    late = lost("LoadPages", "delay", seconds=1.5)
+    config = cluster_config(model, tmp_path, faults=[late], **SHORT)
+    async with run_cluster(config) as cluster:
+        pages = cluster.decode().pages
+        with pytest.raises(DualPathError) as failure:
+            await cluster.driver.generate(prompt, 4)
+        assert failure.value.code is ErrorCode.UNREACHABLE
+        assert pages.num_free == pages.pool.total - 3
+        async with asyncio.timeout(3):
+            while pages.num_free < pages.pool.total:
+                await asyncio.sleep(0.02)
+        await cluster.quiet()
+        assert (await cluster.driver.generate(prompt, 4)).tokens == reference.greedy(prompt, 4)
+
+
+async def test_a_lost_load_gives_the_buffer_back(model, reference, tmp_path):
+    prompt = random_prompt(4, 150)
+    async with run_cluster(cluster_config(model, tmp_path, faults=[lost("LoadPages")], **SHORT)) as cluster:
+        with pytest.raises(DualPathError):
+            await cluster.driver.generate(prompt, 4)
+        async with asyncio.timeout(3):
+            while not cluster.traffic_managers["decode-0"].idle:
+                await asyncio.sleep(0.02)
+        assert (await cluster.driver.generate(prompt, 4)).tokens == reference.greedy(prompt, 4)
+        cluster.decode().pages.give_back([0, 1, 2])  # for the harness: that call will never be answered
