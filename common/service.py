@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 
-from common.config import Config
+from common.config import Config, LogConfig
 from common.errors import ConfigError, DualPathError, ErrorCode
 from common.faults import Faults
 from common.log import get_logger, setup_logging
@@ -212,12 +212,16 @@ class Service:
         return [member for member in self.members.values() if member.role is role]
 
 
-def run_service(build: Callable[[], Service], ready_fd: int | None = None, lifeline_fd: int | None = None) -> int:
+def run_service(
+    build: Callable[[], Service], log: LogConfig, ready_fd: int | None = None, lifeline_fd: int | None = None
+) -> int:
     """Run one service as this process; returns its exit status.
 
-    ready_fd: one line of JSON (name, control, pid ...) is written there once the service is ready. lifeline_fd: end
-    when the other end of this pipe closes, so that a launcher that is killed leaves nobody behind.
+    log: set up before build(), which binds loggers. ready_fd: one line of JSON (name, control, pid ...) goes there
+    once the service is ready. lifeline_fd: end when the other end of this pipe closes, so that a launcher that is
+    killed leaves nobody behind.
     """
+    setup_logging(log.level, log.format)
     try:
         return uvloop.run(_run(build, ready_fd, lifeline_fd))
     except ConfigError as error:
@@ -246,7 +250,6 @@ async def _run(build: Callable[[], Service], ready_fd: int | None, lifeline_fd: 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is meant for whoever started us
         loop.add_reader(lifeline_fd, orphaned)
     service = build()
-    setup_logging(service.config.log.level, service.config.log.format)
     starting: asyncio.Task[Any] = asyncio.create_task(service.start())
     stopping: asyncio.Task[Any] = asyncio.create_task(stop.wait())
     try:

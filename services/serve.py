@@ -34,7 +34,6 @@ CLASSES = {
     Role.FRONTEND: "services.frontend.service:Frontend",
 }
 ENGINES = (Role.PREFILL, Role.DECODE)
-MODEL_FREE = (Role.SCHEDULER, Role.TRAFFIC_MANAGER)
 
 
 def child_command(role: Role, name: str) -> list[str]:
@@ -76,9 +75,9 @@ def serve(
     module, _, attribute = CLASSES[role].partition(":")
     service_class: Callable[..., Service] = getattr(importlib.import_module(module), attribute)
     if role not in ENGINES:
-        return run_service(lambda: service_class(config, name), ready_fd, lifeline_fd)
+        return run_service(lambda: service_class(config, name), config.log, ready_fd, lifeline_fd)
     traffic_manager = TrafficManagerChild(config, name)
-    return run_service(lambda: traffic_manager.attend(service_class), ready_fd, lifeline_fd)
+    return run_service(lambda: traffic_manager.attend(service_class), config.log, ready_fd, lifeline_fd)
 
 
 class TrafficManagerChild:
@@ -134,8 +133,8 @@ def _take_pipes() -> tuple[int, int]:
 
 
 def _with_model(config: Config, role: Role) -> Config:
-    """config with the model as a directory and its digest known, for the roles that look at it."""
-    if role in MODEL_FREE or (Path(config.model.path).is_dir() and config.model.digest):
+    """config with the model as a directory and its digest known, for every role that looks at it."""
+    if role is Role.SCHEDULER or (Path(config.model.path).is_dir() and config.model.digest):
         return config
     if not config.model.path:
         raise ConfigError("model.path is not set: name a model directory or a hub id in the configuration")

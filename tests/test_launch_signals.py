@@ -5,6 +5,7 @@ Sockets and shared segments go with the processes: control sockets are TCP, segm
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -84,6 +85,22 @@ def test_a_second_interrupt_ends_it_at_once(model: Path, tmp_path: Path) -> None
         run.until(lambda: "stopping" in run.stderr)
         assert run.process.poll() is None
         assert end(run, signal.SIGINT) == 128 + signal.SIGINT
+
+
+def test_ctrl_c_at_an_engine_in_the_foreground(model: Path, tmp_path: Path) -> None:
+    """The terminal signals its traffic manager too, which must wait for the engine all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        control = {"DUALPATH_SCHEDULER__CONTROL": f"tcp://127.0.0.1:{free.getsockname()[1]}"}
+    with (
+        launched(tmp_path / "scheduler", "serve", "scheduler", **control, DUALPATH_LOG__FORMAT="json") as scheduler,
+        launched(tmp_path / "engine", "serve", "prefill", **control, DUALPATH_MODEL__PATH=str(model)) as engine,
+    ):
+        engine.until(lambda: scheduler.stderr.count("member joined") == 2)
+        assert end(engine, signal.SIGINT) == 0
+        assert "error" not in engine.stderr
+        assert end(scheduler, signal.SIGINT) == 0
+        events = [json.loads(line) for line in scheduler.stderr.splitlines()]
+        assert events and all(event["level"] != "debug" for event in events)
 
 
 class running_request:
