@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
 from common.blocks.pool import SlotPool
 from common.errors import DualPathError, ErrorCode
-from common.messages import Cancel, GetStatus
+from common.faults import Fault
+from common.messages import Cancel, GetStatus, Submit
+from common.types import Sampling
 from services.engine.reference import Reference
+from services.storage_gateway.service import StorageGateway
 from services.traffic_manager.staging import SlotQueue
 from tests.cluster import cluster_config, run_cluster
 from tests.models import tiny_model
@@ -40,6 +44,18 @@ async def test_a_call_of_a_one_way_message_is_refused(model, reference, tmp_path
             await cluster.driver.scheduler.call(Cancel("nobody", 0), 1.0)
         assert failure.value.code is ErrorCode.MALFORMED
         await cluster.driver.scheduler.call(GetStatus(), 1.0)
+
+
+async def test_a_refusal_on_one_side_frees_the_other(model, tmp_path):
+    """A08, A19: the prefill engine refuses what the decode engine has staged already."""
+    config = cluster_config(model, tmp_path, prefill__device_memory="256KiB")
+    async with run_cluster(config) as cluster:
+        limit = cluster.prefill().max_context_tokens
+        assert limit + 64 < cluster.decode().max_context_tokens
+        with pytest.raises(DualPathError) as failure:
+            await cluster.driver.generate([5] * (limit + 1), 4)
+        assert failure.value.code is ErrorCode.BAD_REQUEST
+        await cluster.quiet()
 
 
 async def test_slots_granted_to_a_cancelled_taker_come_back():

@@ -108,7 +108,7 @@ class EngineService(Service):
         self.max_context_tokens = self._capacity.max_context_tokens
         on = self.node.on
         on(Assign, self._on_assign)
-        on(Cancel, lambda msg, peer: self.drop((msg.request_id, msg.attempt)))
+        on(Cancel, self._on_cancel)
         on(ReadQueue, self._on_read_queue)
         on(StageFailed, self._on_stage_failed)
 
@@ -171,10 +171,19 @@ class EngineService(Service):
         limit = self.max_context_tokens
         if request.num_tokens < 1 or request.max_new_tokens < 1 or request.num_tokens + request.max_new_tokens > limit:
             detail = f"prompt of {request.num_tokens} and {request.max_new_tokens} new tokens, limit {limit}"
-            self.request_failed((request.request_id, request.attempt), ErrorCode.BAD_REQUEST, detail)
+            key = (request.request_id, request.attempt)
+            self.request_failed(key, ErrorCode.BAD_REQUEST, detail)
+            self.release(key)  # the other side may have staged it already
             return
         self.assigned(msg)
         self.fetch()
+
+    def _on_cancel(self, msg: Cancel, peer: Peer) -> None:
+        key = (msg.request_id, msg.attempt)
+        if self.has(key):
+            self.drop(key)
+        else:
+            self.release(key)  # it never got here, but the other side may count on us
 
     def _on_read_queue(self, msg: ReadQueue, peer: Peer) -> None:
         self._read_q = msg.tokens

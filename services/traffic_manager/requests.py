@@ -79,10 +79,13 @@ class StagedRequests:
         staged.work = self._spawn(self._stage(staged), f"stage {plan.request_id}")
 
     def release(self, request_id: str, attempt: int) -> None:
-        """The engine is done with it, well or badly."""
-        staged = self.live.get((request_id, attempt))
+        """The engine is done with it, well or badly; or it never was staged, and will not be."""
+        key = (request_id, attempt)
+        staged = self.live.get(key)
         if staged is None or staged.released:
             self._late.inc()
+            if staged is None:
+                self._end(key)
             return
         staged.released = True
         self._spawn(self._release(staged), f"release {request_id}")
@@ -97,7 +100,10 @@ class StagedRequests:
 
     def _forget(self, staged: Staged) -> None:
         self.live.pop(staged.key, None)
-        self._ended[staged.key] = None
+        self._end(staged.key)
+
+    def _end(self, key: RequestKey) -> None:
+        self._ended[key] = None
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
@@ -197,6 +203,12 @@ class PrefillRequests(StagedRequests):
 
     def _adopt(self, staged: Staged) -> None:
         staged.peer_staged = self._early.pop(staged.key, None)
+
+    def _end(self, key: RequestKey) -> None:
+        super()._end(key)
+        early = self._early.pop(key, None)
+        if early is not None:  # the decode side has staged what we never shall
+            self._send(early.control, PeerReleased(*key))
 
     def _buffered(self, staged: Staged) -> None:
         if staged.buffered and staged.peer_staged is not None and not staged.released:
