@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from common.errors import DualPathError, ErrorCode
+from common.errors import RETRYABLE, DualPathError, ErrorCode
 from common.faults import Fault
 from services.engine.reference import Reference
 from tests.cluster import cluster_config, run_cluster
@@ -31,11 +31,36 @@ def random_prompt(seed, length):
     return [rng.choice(VOCAB) for _ in range(length)]
 
 
-def lost(name, action="drop", seconds=0.0, after=0):
-    return Fault(point="message", action=action, type=name, seconds=seconds, after=after)
+def lost(name, action="drop", seconds=0.0, after=0, process=None):
+    return Fault(point="message", action=action, type=name, seconds=seconds, after=after, process=process)
 
 
 SHORT = {f"timeouts__{name}": 0.4 for name in ("transfer_s", "call_s", "stage_s", "read_s")}
+
+
+@pytest.mark.parametrize(
+    ("name", "sender", "after"),
+    [
+        ("Assign", "scheduler", 0),
+        ("Assign", "scheduler", 1),
+        ("PeerStaged", "decode-0.tm", 0),
+        ("Ready", "prefill-0.tm", 0),
+        ("FirstToken", "prefill-0", 0),
+        ("Delivered", "prefill-0.tm", 0),
+    ],
+)
+async def test_a_lost_message_ends_its_request_in_time(model, reference, tmp_path, name, sender, after):
+    """A11: whoever waits for it gives up, the attempt may be repeated, and nothing stays reserved."""
+    prompt = random_prompt(1, 150)
+    fault = lost(name, process=sender, after=after)
+    config = cluster_config(model, tmp_path, faults=[fault], timeouts__request_s=3, **SHORT)
+    async with run_cluster(config) as cluster:
+        async with asyncio.timeout(8):
+            with pytest.raises(DualPathError) as failure:
+                await cluster.driver.generate(prompt, 4)
+        assert failure.value.code in RETRYABLE
+        await cluster.quiet()
+        assert (await cluster.driver.generate(prompt, 4)).tokens == reference.greedy(prompt, 4)
 
 
 async def test_pages_in_doubt_are_not_given_away(model, reference, tmp_path):

@@ -15,10 +15,11 @@ from common.types import FinishReason, Request, RequestKey, pack_tokens
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """tokens: prompt and output so far. num_computed: leading tokens whose KV is in pages (or in the buffer, staged).
-    parent: key of the last full block. finish: set with the last token."""
+    """due: when it is given up. tokens: prompt and output so far. num_computed: leading tokens whose KV is in pages (or
+    in the buffer, staged). parent: key of the last full block. finish: set with the last token."""
 
     assign: Assign
+    due: float
     tokens: list[int] = field(init=False)
     num_computed: int = field(init=False)
     parent: bytes = field(init=False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 
 from common.blocks.pool import SlotPool
+from common.clock import monotonic
 from common.config import DecodeConfig
 from common.errors import DualPathError, ErrorCode
 from common.finish import finish_reason
@@ -34,7 +35,7 @@ from common.types import KEY_BYTES, ReadPath, Request, RequestKey, Role
 from services.decode.pages import PagePool
 from services.decode.sequence import Sequence
 from services.decode.step import decode_step
-from services.engine.service import EngineService
+from services.engine.service import LAYER_TRANSFERS, EngineService
 
 
 class DecodeEngine(EngineService):
@@ -79,13 +80,16 @@ class DecodeEngine(EngineService):
         tokens = sum(len(sequence.tokens) for sequence in self._sequences.values())
         return len(self._sequences), tokens, self.pages.num_free * self.geometry.block_size
 
+    def overdue(self, now: float) -> list[RequestKey]:
+        return [key for key, sequence in self._sequences.items() if now > sequence.due]
+
     # -- requests in --
 
     def has(self, key: RequestKey) -> bool:
         return key in self._sequences
 
     def assigned(self, msg: Assign) -> None:
-        sequence = Sequence(msg)
+        sequence = Sequence(msg, monotonic() + self.config.timeouts.request_s)
         request = msg.request
         self._sequences[sequence.key] = sequence
         reads = msg.read_path is ReadPath.DE
@@ -116,8 +120,12 @@ class DecodeEngine(EngineService):
             self._hand_over_if_ready(sequence)
 
     def _hand_over_if_ready(self, sequence: Sequence) -> None:
+        timeouts = self.config.timeouts
         if sequence.ready:
+            sequence.due = monotonic() + timeouts.request_s
             self._handoff.put_nowait(sequence)
+        else:  # the other of the two follows when the forward is drained: within the prefill engine's own patience
+            sequence.due = monotonic() + LAYER_TRANSFERS * timeouts.transfer_s + timeouts.call_s
 
     def drop(self, key: RequestKey) -> None:
         sequence = self._sequences.pop(key, None)

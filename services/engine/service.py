@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from common.clock import monotonic
 from common.config import Config, EngineConfig
 from common.errors import ConfigError, DualPathError, ErrorCode
 from common.messages import (
@@ -38,6 +39,9 @@ from common.transport.region import RegionDescriptor
 from common.types import Request, RequestKey
 from services.engine.memory import DeviceMemory
 from services.engine.model import LayeredModel
+
+#: A layer, and likewise the end of a forward, waits for at most so many transfers, each with its own deadline.
+LAYER_TRANSFERS = 4
 
 StartTrafficManager = Callable[[], Awaitable[str]]
 """Starts this engine's traffic manager; returns its control endpoint."""
@@ -80,6 +84,10 @@ class EngineService(Service):
 
     def load(self) -> tuple[int, int, int]:
         """(seq, tok, free device tokens) for the next fetch."""
+        raise NotImplementedError
+
+    def overdue(self, now: float) -> list[RequestKey]:
+        """Requests that have waited too long for something that must have got lost. now: common.clock.monotonic()."""
         raise NotImplementedError
 
     # -- life --
@@ -161,6 +169,9 @@ class EngineService(Service):
 
     async def _fetch_regularly(self) -> None:
         while True:
+            for key in self.overdue(monotonic()):
+                self.request_failed(key, ErrorCode.TRANSFER_FAILED, "what it waited for did not come in time")
+                self.drop(key)
             self.fetch()
             await asyncio.sleep(self.config.timeouts.heartbeat_s)
 

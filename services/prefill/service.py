@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from common.clock import monotonic
 from common.config import PrefillConfig
 from common.errors import DualPathError, ErrorCode
 from common.finish import finish_reason
@@ -29,16 +30,18 @@ from common.messages import (
 )
 from common.rpc import Peer
 from common.types import KEY_BYTES, ReadPath, RequestKey, Role
-from services.engine.service import EngineService
+from services.engine.service import LAYER_TRANSFERS, EngineService
 from services.prefill.batching import Budget, Chunk, Pending, pack
 from services.prefill.forward import ForwardRun
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """A request of ours. cached: hit tokens, known once it is ready; computed: tokens of earlier chunks."""
+    """A request of ours. due: when it is given up. cached: hit tokens, known once it is ready; computed: tokens of
+    earlier chunks."""
 
     assign: Assign
+    due: float
     cached: int = 0
     computed: int = 0
     ready: bool = False
@@ -88,6 +91,9 @@ class PrefillEngine(EngineService):
         tokens = sum(sequence.assign.request.num_tokens for sequence in self._sequences.values())
         return len(self._sequences), tokens, 0
 
+    def overdue(self, now: float) -> list[RequestKey]:
+        return [key for key, sequence in self._sequences.items() if now > sequence.due]
+
     # -- requests in --
 
     def has(self, key: RequestKey) -> bool:
@@ -96,7 +102,10 @@ class PrefillEngine(EngineService):
     def assigned(self, msg: Assign) -> None:
         request = msg.request
         reads = msg.read_path is ReadPath.PE
-        self._sequences[(request.request_id, request.attempt)] = _Sequence(msg)
+        timeouts = self.config.timeouts
+        # slots, the read, other slots if it is late: as long as either side may take
+        staged_s = 2 * timeouts.stage_s + timeouts.read_s + timeouts.call_s
+        self._sequences[(request.request_id, request.attempt)] = _Sequence(msg, monotonic() + staged_s)
         self.traffic_manager.send(
             Stage(
                 request.request_id,
@@ -115,6 +124,7 @@ class PrefillEngine(EngineService):
         sequence = self._sequences.get(key)
         if sequence is not None and not sequence.ready:
             sequence.cached, sequence.ready = msg.cached_tokens, True
+            sequence.due = monotonic() + self.config.timeouts.request_s
             self._ready[key] = None
             self._wake.set()
 
@@ -159,8 +169,7 @@ class PrefillEngine(EngineService):
         def computed(msg: LayerComputed) -> None:
             loop.call_soon_threadsafe(self.traffic_manager.send, msg)
 
-        # a layer waits for at most a few transfers, each with its own deadline
-        wait_s = 4 * self.config.timeouts.transfer_s
+        wait_s = LAYER_TRANSFERS * self.config.timeouts.transfer_s
         try:
             tokens = await self.compute(run.compute, self.model, self.memory, computed, wait_s)
             for chunk, token in zip(batch, tokens, strict=True):
