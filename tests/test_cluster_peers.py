@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
 
 import pytest
 
 from common.blocks.pool import SlotPool
 from common.errors import DualPathError, ErrorCode
 from common.faults import Fault
-from common.messages import Cancel, GetStatus, Submit
-from common.types import Sampling
+from common.messages import Cancel, GetStatus
 from services.engine.reference import Reference
 from services.storage_gateway.service import StorageGateway
 from services.traffic_manager.staging import SlotQueue
@@ -56,6 +54,33 @@ async def test_a_refusal_on_one_side_frees_the_other(model, tmp_path):
             await cluster.driver.generate([5] * (limit + 1), 4)
         assert failure.value.code is ErrorCode.BAD_REQUEST
         await cluster.quiet()
+
+
+async def test_a_replaced_gateway_may_still_write(model, reference, tmp_path):
+    """A16: its answer will not come, its bytes may: until it is gone for good, nobody else gets that memory."""
+    prompt, other = random_prompt(1, 300), random_prompt(2, 300)
+    late = Fault(point="transfer", action="delay", process="gateway-0", type="kv_load", seconds=1.2)
+    slow = Fault(point="compute", action="delay", process="prefill-0", request="r3", seconds=1.5)
+    config = cluster_config(
+        model, tmp_path, scheduler__read_side="de_only", timeouts__transfer_s=2.2, timeouts__read_s=2.2,
+        faults=[late, slow],
+    )  # fmt: skip
+    async with run_cluster(config) as cluster:
+        for tokens in (prompt, other):
+            await cluster.driver.generate(tokens, 1)
+        await cluster.quiet()
+        cluster.traffic_managers["decode-0"]._fence._host = "another"  # not this process, which never goes
+        reading = asyncio.create_task(cluster.driver.generate(prompt, 8))
+        await asyncio.sleep(0.3)
+        old = cluster.gateway
+        config = cluster.config.model_copy(update={"faults": []})
+        cluster.gateway = StorageGateway(config, "gateway-0")
+        await cluster.gateway.start()
+        try:
+            assert (await reading).tokens == reference.greedy(prompt, 8)
+            assert (await cluster.driver.generate(other, 8)).tokens == reference.greedy(other, 8)
+        finally:
+            await old.stop(drain=False)
 
 
 async def test_slots_granted_to_a_cancelled_taker_come_back():

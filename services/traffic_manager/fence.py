@@ -1,7 +1,7 @@
 """When a process that has left can no longer write into our memory.
 
 A peer on this host may hold a mapping, so it counts as gone only when its process is. A peer elsewhere writes through
-our listener within its own transfer deadline.
+our listener within its own deadlines, that of a transfer or that of a storage read.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ POLL_S = 0.05
 
 
 class Fence:
-    """Tracks processes that have left. host: our common.transport.memory.host_identity()."""
+    """Tracks processes that have left. host: our common.transport.memory.host_identity(). write_s: the longest that a
+    write of a peer elsewhere goes on."""
 
-    def __init__(self, host: str, transfer_s: float) -> None:
+    def __init__(self, host: str, write_s: float) -> None:
         self._host = host
-        self._transfer_s = transfer_s
+        self._write_s = write_s
         self._gone: dict[str, asyncio.Event] = {}
 
     async def left(self, member: Member) -> None:
@@ -30,7 +31,7 @@ class Fence:
             while member.pid != os.getpid() and _alive(member.pid):
                 await asyncio.sleep(POLL_S)
         else:
-            await asyncio.sleep(self._transfer_s)
+            await asyncio.sleep(self._write_s)
         self._event(member.incarnation).set()
 
     async def gone(self, incarnation: str) -> None:

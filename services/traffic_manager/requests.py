@@ -149,10 +149,8 @@ class StagedRequests:
             self._spawn(self._settle(outcome.doubt, doubtful), f"late read {staged.plan.request_id}")
             staged.slots = await self._slots.take(staged.plan.blocks, self._timeouts.stage_s)
 
-    async def _settle(self, doubt: asyncio.Future[Any], slots: list[int]) -> None:
-        await asyncio.wait({doubt})
-        if doubt.exception() is not None:  # the link closed: the gateway has left, and is fenced after its deadline
-            await asyncio.sleep(self._timeouts.transfer_s)
+    async def _settle(self, doubt: Coroutine[Any, Any, None], slots: list[int]) -> None:
+        await doubt
         self._slots.release(slots)
 
     async def _release(self, staged: Staged) -> None:

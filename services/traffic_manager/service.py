@@ -33,7 +33,7 @@ from common.messages import (
     Stage,
 )
 from common.model import read_model_directory
-from common.rpc import Link, Peer
+from common.rpc import Peer
 from common.service import Service
 from common.transport.base import Batch, Intent
 from common.transport.memory import Memory, host_identity
@@ -63,7 +63,7 @@ class TrafficManager(Service):
         self._forwards: dict[int, Forward] = {}
         self._last_forward = 0
         self._hops = Hops(self.metrics)
-        self._fence = Fence(host_identity(), config.timeouts.transfer_s)
+        self._fence = Fence(host_identity(), max(config.timeouts.transfer_s, config.timeouts.read_s))
         self.staging: SlotQueue | None = None
         self.persisting: SlotQueue | None = None
 
@@ -105,7 +105,9 @@ class TrafficManager(Service):
             self._geometry,
             self._storage,
             buffer,
+            self.node,
             self._gateway,
+            self._fence.gone,
             self.incarnation,
             self.config.timeouts,
             self.metrics,
@@ -142,9 +144,8 @@ class TrafficManager(Service):
         """Its end is expected to be clean: whatever else happens is a defect, and slots would be lost."""
         return self.spawn(work, name, essential=True)
 
-    def _gateway(self) -> Link | None:
-        gateways = self.members_of(Role.STORAGE_GATEWAY)
-        return self.node.link(gateways[0].control) if gateways else None
+    def _gateway(self) -> Member | None:
+        return next(iter(self.members_of(Role.STORAGE_GATEWAY)), None)
 
     # -- prefill side --
 

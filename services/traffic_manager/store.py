@@ -6,8 +6,9 @@ Storage is an accelerator: a block that cannot be read is a miss, one that canno
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import xxhash
 
@@ -17,9 +18,9 @@ from common.clock import monotonic
 from common.config import TimeoutsConfig
 from common.errors import DualPathError, ErrorCode
 from common.log import get_logger
-from common.messages import Announce, Announced, BlockResults, Commit, ReadBlocks, Reserve, Reserved
+from common.messages import Announce, Announced, BlockResults, Commit, Member, ReadBlocks, Reserve, Reserved
 from common.metrics import Metrics
-from common.rpc import Link
+from common.rpc import Link, Node
 from common.transport.base import Batch, Intent, Transport, make_runs
 from common.transport.memory import Memory
 from common.transport.region import RegionDescriptor
@@ -30,21 +31,27 @@ STORE_BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class ReadOutcome:
-    """hits: leading blocks that are there. doubt: set while the gateway may still write into the slots."""
+    """hits: leading blocks that are there. doubt: set where the gateway may still write into the slots; ends when it
+    cannot any more."""
 
     hits: int
-    doubt: asyncio.Future[BlockResults] | None = None
+    doubt: Coroutine[Any, Any, None] | None = None
 
 
 class BlockStoreClient:
-    """The gateway as one traffic manager sees it. buffer is registered as region on the storage transport."""
+    """The gateway as one traffic manager sees it. buffer is registered as region on the storage transport.
+
+    gateway: a live one. gone(incarnation) waits until that process has left and can write no more.
+    """
 
     def __init__(
         self,
         geometry: BlockGeometry,
         transport: Transport,
         buffer: Memory,
-        gateway: Callable[[], Link | None],
+        node: Node,
+        gateway: Callable[[], Member | None],
+        gone: Callable[[str], Awaitable[None]],
         incarnation: str,
         timeouts: TimeoutsConfig,
         metrics: Metrics,
@@ -53,7 +60,9 @@ class BlockStoreClient:
         self._geometry = geometry
         self._transport = transport
         self._buffer = buffer
-        self._gateway = gateway
+        self._node = node
+        self._member = gateway
+        self._gone = gone
         self._incarnation = incarnation
         self._timeouts = timeouts
         self._read = metrics.counter("storage_read_bytes", "KV bytes read from storage into this node's buffer")
@@ -65,12 +74,13 @@ class BlockStoreClient:
     async def read(self, request_id: str, keys: list[bytes], slots: list[int]) -> ReadOutcome:
         """Read blocks into slots. Never raises for storage's sake.
 
-        If the gateway does not answer in time it may still write: outcome.doubt then ends when it cannot any more, and
-        until that the slots must be neither used nor given back.
+        If the gateway does not answer in time, or at all because it has left, it may still write: outcome.doubt then
+        ends when it cannot any more, and until that the slots must be neither used nor given back.
         """
-        gateway = self._gateway()
-        if not keys or gateway is None or self._breaker.open:
+        member = self._member()
+        if not keys or member is None or self._breaker.open:
             return ReadOutcome(0)
+        gateway = self._node.link(member.control)
         size = self._geometry.full_block_bytes
         offsets = [slot * size for slot in slots]
         call = asyncio.ensure_future(
@@ -81,17 +91,23 @@ class BlockStoreClient:
             self._breaker.trip()
             self._log.warning("storage read is late; the prompt is recomputed", request=request_id)
             self._failed.labels("read").inc(len(keys))
-            return ReadOutcome(0, call)
+            return ReadOutcome(0, self._quiet(call, member.incarnation))
         error = call.exception()
         if error is not None:
             self._log.warning("storage read failed; the prompt is recomputed", request=request_id, error=str(error))
             self._failed.labels("read").inc(len(keys))
-            return ReadOutcome(0)
+            return ReadOutcome(0, self._quiet(call, member.incarnation) if _unanswered(call) else None)
         results = call.result()
         self._read.inc(sum(results.ok) * size)
         hits = results.ok.index(False) if False in results.ok else len(results.ok)
         self._failed.labels("read").inc(len(keys) - hits)
         return ReadOutcome(hits)
+
+    async def _quiet(self, call: asyncio.Future[BlockResults], gateway: str) -> None:
+        """Returns once this read writes nothing any more: it is answered, or the gateway is gone."""
+        await asyncio.wait({call})
+        if _unanswered(call):
+            await self._gone(gateway)
 
     async def announce(self, keys: list[bytes]) -> list[bool]:
         """Tell storage that these blocks come; which of them it wants. None of them, if it does not answer."""
@@ -153,6 +169,16 @@ class BlockStoreClient:
         self._failed.labels("write").inc(count - stored)
         return count
 
+    def _gateway(self) -> Link | None:
+        member = self._member()
+        return self._node.link(member.control) if member else None
+
     def _checksums(self, slots: list[int]) -> list[int]:
         size = self._geometry.full_block_bytes
         return [xxhash.xxh3_64_intdigest(self._buffer.view[slot * size : (slot + 1) * size]) for slot in slots]
+
+
+def _unanswered(call: asyncio.Future[BlockResults]) -> bool:
+    """The call has ended without a word from the gateway: the link to it is closed."""
+    error = call.exception()
+    return isinstance(error, DualPathError) and error.code is ErrorCode.UNREACHABLE
