@@ -91,3 +91,18 @@ async def test_a_lost_load_gives_the_buffer_back(model, reference, tmp_path):
                 await asyncio.sleep(0.02)
         assert (await cluster.driver.generate(prompt, 4)).tokens == reference.greedy(prompt, 4)
         cluster.decode().pages.give_back([0, 1, 2])  # for the harness: that call will never be answered
+
+
+async def test_a_silent_store_does_not_hold_up_every_handoff(model, reference, tmp_path):
+    """B26: announcements are not answered; after the first that is late, storage is left aside for a while."""
+    fault = Fault(point="message", action="drop", type="Announce", times=0)
+    config = cluster_config(
+        model, tmp_path, timeouts__call_s=1.0, timeouts__breaker_s=30, timeouts__lookup_s=0.2, faults=[fault]
+    )
+    async with run_cluster(config) as cluster:
+        await cluster.driver.generate(random_prompt(5, 100), 3)
+        for seed in range(6, 9):
+            prompt = random_prompt(seed, 100)
+            async with asyncio.timeout(0.9):
+                outcome = await cluster.driver.generate(prompt, 3)
+            assert outcome.tokens == reference.greedy(prompt, 3)

@@ -110,15 +110,17 @@ class BlockStoreClient:
             await self._gone(gateway)
 
     async def announce(self, keys: list[bytes]) -> list[bool]:
-        """Tell storage that these blocks come; which of them it wants. None of them, if it does not answer."""
+        """Tell storage that these blocks come; which of them it wants. None of them, if it does not answer: then it is
+        left aside for a while, because handoffs wait for this."""
         gateway = self._gateway()
-        if not keys or gateway is None:
+        if not keys or gateway is None or self._breaker.open:
             return [False] * len(keys)
         try:
             announced: Announced = await gateway.call(
                 Announce(self._incarnation, b"".join(keys)), self._timeouts.call_s
             )
         except DualPathError as error:
+            self._breaker.trip()
             self._log.warning("blocks not announced", error=str(error))
             self._failed.labels("write").inc(len(keys))
             return [False] * len(keys)
