@@ -80,7 +80,7 @@ class TrafficManager(Service):
         self._compute = open_transport(config.network, config.network.cnic, self.metrics, self.faults, transfer_s)
         await self._storage.start()
         await self._compute.start()
-        self._pushes = PushClient(self.node, transfer_s, self._fence.gone)
+        self._pushes = PushClient(self.node, transfer_s, self._renew_device)
         self.node.on(Attach, self._on_attach)
 
     def describe(self, member: Member) -> Member:
@@ -95,7 +95,8 @@ class TrafficManager(Service):
         if self._engine is not None:
             raise DualPathError(ErrorCode.BAD_REQUEST, f"{self.name} already has an engine")
         self._engine = peer
-        self._device = self._adopt(Memory.open(msg.device_memory.shm, msg.device_memory.size))
+        self._device_memory = Memory.open(msg.device_memory.shm, msg.device_memory.size)
+        self._device = self._adopt(self._device_memory)
         blocks = msg.buffer_bytes // self._geometry.full_block_bytes
         persist_blocks = min(STORE_BATCH, max(1, blocks // 8)) if msg.role is Role.DECODE else 0
         buffer = Memory.create(f"{self.name}-buffer", blocks * self._geometry.full_block_bytes)
@@ -139,6 +140,12 @@ class TrafficManager(Service):
     def _adopt(self, memory: Memory) -> RegionDescriptor:
         self._memories.append(memory)
         return self._compute.register(memory)
+
+    async def _renew_device(self) -> None:
+        """Device memory is registered anew: nothing is written under its old descriptor any more. TransferError if a
+        peer is in the middle of a write that does not end."""
+        await self._compute.deregister(self._device)
+        self._device = self._compute.register(self._device_memory)
 
     def _spawn_transfer(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Its end is expected to be clean: whatever else happens is a defect, and slots would be lost."""
