@@ -10,6 +10,7 @@ import pytest
 from common.errors import RETRYABLE, DualPathError, ErrorCode
 from common.faults import Fault
 from common.transport.base import Batch, Intent, TransferError, make_runs
+from common.types import Sampling
 from services.engine.reference import Reference
 from tests.cluster import cluster_config, run_cluster
 from tests.models import tiny_model
@@ -128,3 +129,18 @@ async def test_a_silent_store_does_not_hold_up_every_handoff(model, reference, t
             async with asyncio.timeout(0.9):
                 outcome = await cluster.driver.generate(prompt, 3)
             assert outcome.tokens == reference.greedy(prompt, 3)
+
+
+async def test_a_cancellation_right_behind_its_request(model, tmp_path):
+    """A10: the client leaves at once; nothing of the request is ever dispatched."""
+    async with run_cluster(cluster_config(model, tmp_path)) as cluster:
+        driver = cluster.driver
+        for seed in range(8):
+            request = driver.request(random_prompt(seed, 300), Sampling(50, ignore_eos=True))
+            submitting = asyncio.create_task(driver.submit(request))
+            await asyncio.sleep(0)  # the call is on its way
+            driver.cancel(request)
+            outcome = await submitting
+        await asyncio.sleep(0.5)
+        assert not cluster.scheduler._live
+        assert not outcome.tokens

@@ -177,11 +177,16 @@ class Scheduler(Service):
 
     # -- requests --
 
-    async def _on_submit(self, msg: Submit, peer: Peer) -> Accepted:
+    def _on_submit(self, msg: Submit, peer: Peer) -> Accepted:
+        """In order of arrival, so that a cancellation right behind finds it. No engine, or too many requests in the
+        queue, is told later, by RequestFailed."""
         request = msg.request
         key = (request.request_id, request.attempt)
         if self.draining:
             raise DualPathError(ErrorCode.DRAINING, "the scheduler is shutting down")
+        limit = self.config.scheduler.max_waiting
+        if len(self._live) - self.policy.num_running >= limit:
+            raise DualPathError(ErrorCode.OVERLOADED, f"{limit} requests are waiting already")
         if key in self._live:
             raise DualPathError(ErrorCode.BAD_REQUEST, f"request {key} was submitted already")
         frontend = next((fe for fe in self.registry.of(Role.FRONTEND) if fe.control == request.reply_to), None)
@@ -190,9 +195,14 @@ class Scheduler(Service):
         for older in [old for old in self._live if old[0] == request.request_id and old[1] < request.attempt]:
             self._progress(RequestCancelled(older))
         live = self._live[key] = _Live(request, frontend.incarnation, 0)
+        self.spawn(self._look_up(key, live), f"look up {request.request_id}", essential=True)
+        return Accepted()
+
+    async def _look_up(self, key: RequestKey, live: _Live) -> None:
+        request = live.request
         live.hit_blocks = await self._lookup.hit_blocks(request)
-        if key not in self._live:
-            return Accepted()  # cancelled while it was looked up
+        if self._live.get(key) is not live:
+            return  # cancelled meanwhile
         block_size = self.config.model.block_size
         self._apply(
             RequestArrived(
@@ -202,7 +212,6 @@ class Scheduler(Service):
                 -(-request.num_tokens // block_size),
             )
         )
-        return Accepted()
 
     def _on_cancel(self, msg: Cancel, peer: Peer) -> None:
         self._progress(RequestCancelled((msg.request_id, msg.attempt)))
