@@ -88,6 +88,12 @@ class Request:
         """The keys of the prompt's full blocks, in order."""
         return split_keys(self.keys)
 
+    def well_formed(self, block_size: int) -> bool:
+        """The prompt is a whole number of tokens, at least one, and has one key a full block."""
+        num_keys = self.num_tokens // block_size
+        whole = len(self.prompt) == self.num_tokens * TOKEN_BYTES > 0
+        return whole and len(self.keys) == num_keys * KEY_BYTES
+
     @property
     def max_new_tokens(self) -> int:
         """How many tokens this attempt may still generate."""

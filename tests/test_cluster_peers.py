@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
 from common.blocks.pool import SlotPool
 from common.errors import DualPathError, ErrorCode
 from common.faults import Fault
-from common.messages import Cancel, GetStatus
+from common.messages import Cancel, GetStatus, Submit
+from common.types import Sampling
 from services.engine.reference import Reference
 from services.storage_gateway.service import StorageGateway
 from services.traffic_manager.staging import SlotQueue
@@ -42,6 +44,24 @@ async def test_a_call_of_a_one_way_message_is_refused(model, reference, tmp_path
             await cluster.driver.scheduler.call(Cancel("nobody", 0), 1.0)
         assert failure.value.code is ErrorCode.MALFORMED
         await cluster.driver.scheduler.call(GetStatus(), 1.0)
+
+
+@pytest.mark.parametrize("wrong", ["prompt", "keys", "empty"])
+async def test_a_malformed_request_is_refused_before_it_is_dispatched(model, reference, tmp_path, wrong):
+    """A13: half a token, or keys that do not fit the prompt, cost nobody else anything."""
+    prompt = random_prompt(1, 100)
+    async with run_cluster(cluster_config(model, tmp_path)) as cluster:
+        request = cluster.driver.request(prompt, Sampling(4, ignore_eos=True))
+        changed = {
+            "prompt": replace(request, prompt=request.prompt + b"x"),
+            "keys": replace(request, keys=request.keys[:-1]),
+            "empty": replace(request, prompt=b"", keys=b""),
+        }
+        with pytest.raises(DualPathError) as failure:
+            await cluster.driver.scheduler.call(Submit(changed[wrong]), 2.0)
+        assert failure.value.code is ErrorCode.BAD_REQUEST
+        assert not cluster.scheduler._live
+        assert (await cluster.driver.generate(prompt, 4)).tokens == reference.greedy(prompt, 4)
 
 
 async def test_a_refusal_on_one_side_frees_the_other(model, tmp_path):

@@ -182,6 +182,8 @@ class Scheduler(Service):
         queue, is told later, by RequestFailed."""
         request = msg.request
         key = (request.request_id, request.attempt)
+        if not request.well_formed(self.config.model.block_size):
+            raise DualPathError(ErrorCode.BAD_REQUEST, "the prompt is not whole tokens, or its keys do not fit it")
         if self.draining:
             raise DualPathError(ErrorCode.DRAINING, "the scheduler is shutting down")
         limit = self.config.scheduler.max_waiting
