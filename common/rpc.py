@@ -120,6 +120,7 @@ class Node:
         self._context = zmq.asyncio.Context()  # one node a process, so one context
         self._handlers: dict[type, Handler] = {}
         self._links: dict[str, Link] = {}
+        self._gone: set[str] = set()
         self._router: zmq.asyncio.Socket | None = None
         self._authenticator: AsyncioAuthenticator | None = None
         self._readers: dict[object, asyncio.Task[None]] = {}
@@ -162,10 +163,13 @@ class Node:
         return self.endpoint
 
     def link(self, endpoint: str) -> Link:
-        """The link to a peer, made on first use. DualPathError UNREACHABLE once this node is closed."""
+        """The link to a peer, made on first use. DualPathError UNREACHABLE for one that is gone, or once this node is
+        closed."""
         if endpoint not in self._links:
             if self._context.closed:
                 raise DualPathError(ErrorCode.UNREACHABLE, "this process is shutting down")
+            if endpoint in self._gone:
+                raise DualPathError(ErrorCode.UNREACHABLE, f"{endpoint} has left the cluster")
             socket = self._socket(zmq.DEALER, endpoint_host(endpoint))
             socket.setsockopt_string(zmq.IDENTITY, self.identity)
             if self._security.curve_dir:
@@ -177,13 +181,18 @@ class Node:
         return self._links[endpoint]
 
     def unlink(self, endpoint: str) -> None:
-        """Close the link to a peer that is gone."""
+        """Close the link to a peer that is gone. What is still meant for it makes no new one, until welcome()."""
+        self._gone.add(endpoint)
         link = self._links.pop(endpoint, None)
         if link is not None:
             reader = self._readers.pop(link, None)
             if reader is not None:
                 reader.cancel()
             link.close()
+
+    def welcome(self, endpoint: str) -> None:
+        """A peer listens there, maybe where another one did."""
+        self._gone.discard(endpoint)
 
     def send_to(self, identity: bytes, msg: object) -> None:
         """One-way to a peer that has connected to us. DualPathError UNREACHABLE if it has not."""

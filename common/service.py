@@ -196,6 +196,7 @@ class Service:
     def _join(self, member: Member) -> None:
         if member.incarnation not in self.members:
             self.members[member.incarnation] = member
+            self.node.welcome(member.control)
             self.member_joined(member)
 
     def _on_left(self, msg: MemberLeft, peer: Peer) -> None:

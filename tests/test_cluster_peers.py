@@ -76,6 +76,23 @@ async def test_a_refusal_on_one_side_frees_the_other(model, tmp_path):
         await cluster.quiet()
 
 
+async def test_no_link_is_kept_to_a_peer_that_has_gone(model, reference, tmp_path):
+    """Late messages to it do not open a new one."""
+    slow = Fault(point="compute", action="delay", process="prefill-0", seconds=0.15, times=0)
+    async with run_cluster(cluster_config(model, tmp_path, faults=[slow]), decode=2) as cluster:
+        prompts = [random_prompt(seed, 100) for seed in range(6)]
+        waiting = [asyncio.create_task(cluster.driver.generate(prompt, 30)) for prompt in prompts]
+        await asyncio.sleep(0.3)
+        engine, manager = cluster.engines.pop("decode-1"), cluster.traffic_managers.pop("decode-1")
+        gone = {engine.node.endpoint, manager.node.endpoint}
+        for service in (manager, engine):  # as a crash of both is noticed
+            await service.stop(drain=False)
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await cluster.quiet()
+        for service in cluster.services:
+            assert not gone & set(service.node._links), service.name
+
+
 async def test_a_replaced_gateway_may_still_write(model, reference, tmp_path):
     """A16: its answer will not come, its bytes may: until it is gone for good, nobody else gets that memory."""
     prompt, other = random_prompt(1, 300), random_prompt(2, 300)

@@ -107,6 +107,7 @@ class Scheduler(Service):
         joined = self._joined(member) if member.role in ENGINES else None
         for old in self.registry.admit(msg.protocol, member, monotonic()):
             self._remove(old.incarnation, f"replaced by {member.incarnation}")
+        self.node.welcome(member.control)
         others = [other for other in self.registry.all() if other.incarnation != member.incarnation]
         self._broadcast(MemberJoined(member), others)
         if joined is not None:
@@ -145,6 +146,7 @@ class Scheduler(Service):
         member = self.registry.remove(incarnation)
         if member is None:
             return
+        self.node.unlink(member.control)
         self.log.info("member left", member=member.name, reason=reason)
         self._tell(member, MemberLeft(incarnation, member.name, reason))
         self._broadcast(MemberLeft(incarnation, member.name, reason), self.registry.all())

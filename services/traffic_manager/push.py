@@ -6,7 +6,6 @@ right to write there, so that the next forward never shares memory with a late w
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from common.errors import DualPathError, ErrorCode

@@ -15,7 +15,7 @@ from typing import Any
 from common.config import TimeoutsConfig
 from common.errors import DualPathError, ErrorCode
 from common.log import get_logger
-from common.messages import PeerReleased, PeerStaged, ReadQueue, Ready, Stage, StageFailed
+from common.messages import Delivered, PeerReleased, PeerStaged, ReadQueue, Ready, Stage, StageFailed
 from common.metrics import Metrics
 from common.rpc import Node
 from common.transport.region import RegionDescriptor
@@ -198,6 +198,12 @@ class PrefillRequests(StagedRequests):
             self._early[key] = msg
             while len(self._early) > REMEMBERED:
                 self._early.popitem(last=False)
+
+    def delivered(self, request_id: str, attempt: int) -> None:
+        """The decode side's slots hold the whole prompt's KV."""
+        staged = self.live.get((request_id, attempt))
+        if staged is not None:
+            self._send(staged.plan.peer, Delivered(request_id, attempt))
 
     def _adopt(self, staged: Staged) -> None:
         staged.peer_staged = self._early.pop(staged.key, None)

@@ -182,14 +182,14 @@ class TrafficManager(Service):
             self._engine,
         )
         self._forwards[msg.forward] = forward
-        self._spawn_transfer(self._forward(forward), f"forward {msg.forward}")
+        self._spawn_transfer(self._forward(forward, requests), f"forward {msg.forward}")
 
-    async def _forward(self, forward: Forward) -> None:
+    async def _forward(self, forward: Forward, requests: PrefillRequests) -> None:
         delivered = await forward.run()
         del self._forwards[forward.plan.forward]
         for place in delivered:
-            if place.last and (staged := self.requests.live.get((place.request_id, place.attempt))):
-                self.node.link(staged.plan.peer).send(Delivered(place.request_id, place.attempt))
+            if place.last:
+                requests.delivered(place.request_id, place.attempt)
 
     def _on_layer_computed(self, msg: LayerComputed, peer: Peer) -> None:
         if msg.forward in self._forwards:
