@@ -144,3 +144,16 @@ async def test_a_cancellation_right_behind_its_request(model, tmp_path):
         await asyncio.sleep(0.5)
         assert not cluster.scheduler._live
         assert not outcome.tokens
+
+
+async def test_a_lost_all_clear_is_asked_for_again(model, tmp_path):
+    """The prefill side writes no more, but the decode side has not heard of it: its slots come back all the same."""
+    slow = Fault(point="compute", action="delay", process="prefill-0", seconds=0.3)
+    config = cluster_config(model, tmp_path, faults=[lost("PeerReleased"), slow], timeouts__call_s=0.3)
+    async with run_cluster(config) as cluster:
+        request = cluster.driver.request(random_prompt(8, 200), Sampling(50, ignore_eos=True))
+        await cluster.driver.submit(request)
+        await asyncio.sleep(0.2)
+        assert not cluster.traffic_managers["decode-0"].idle
+        cluster.driver.cancel(request)
+        await cluster.quiet()

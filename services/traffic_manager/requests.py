@@ -159,10 +159,9 @@ class StagedRequests:
             staged.work.cancel()  # still waiting for slots
         await asyncio.wait({staged.work})
         await staged.quiet.wait()
-        slots, staged.slots = staged.slots, []
-        self._slots.pool.quarantine(slots)
+        self._slots.pool.quarantine(staged.slots)
         await self._quiesce(staged)
-        self._slots.release(slots)
+        self._slots.release(staged.slots)
         self._forget(staged)
 
     def _send(self, control: str, msg: object) -> None:
@@ -248,7 +247,9 @@ class DecodeRequests(StagedRequests):
         gone = asyncio.ensure_future(self._fence.gone(staged.plan.peer_incarnation))
         quiet = asyncio.ensure_future(staged.peer_quiet.wait())
         try:
-            await asyncio.wait({gone, quiet}, return_when=asyncio.FIRST_COMPLETED)
+            patience = self._timeouts.call_s
+            while not (await asyncio.wait({gone, quiet}, timeout=patience, return_when=asyncio.FIRST_COMPLETED))[0]:
+                self._buffered(staged)  # if the all-clear got lost, this is answered with another
         finally:
             gone.cancel()
             quiet.cancel()
