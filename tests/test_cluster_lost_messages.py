@@ -146,6 +146,16 @@ async def test_a_cancellation_right_behind_its_request(model, tmp_path):
         assert not outcome.tokens
 
 
+async def test_a_lost_end_is_forgotten_in_time(model, tmp_path):
+    """The scheduler never hears that a request has finished: it does not count it for ever."""
+    config = cluster_config(model, tmp_path, faults=[lost("RequestDone"), lost("HandedOver")], timeouts__request_s=1)
+    async with run_cluster(config) as cluster:
+        await cluster.driver.generate(random_prompt(7, 100), 3)
+        assert cluster.scheduler._live
+        await cluster.quiet()
+        assert not cluster.scheduler._live
+
+
 async def test_a_lost_all_clear_is_asked_for_again(model, tmp_path):
     """The prefill side writes no more, but the decode side has not heard of it: its slots come back all the same."""
     slow = Fault(point="compute", action="delay", process="prefill-0", seconds=0.3)

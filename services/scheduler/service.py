@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from itertools import takewhile
 
 from common.clock import monotonic
 from common.config import Config
@@ -62,6 +63,7 @@ class _Live:
     request: Request
     frontend: str
     hit_blocks: int
+    since: float
 
 
 class Scheduler(Service):
@@ -135,12 +137,20 @@ class Scheduler(Service):
             self._apply(EngineDraining(msg.incarnation))
 
     async def _watch(self) -> None:
-        """Give up on members whose heartbeats stop."""
+        """Give up on members whose heartbeats stop, and on requests whose end has got lost."""
         timeout = self.config.timeouts.heartbeat_timeout_s
         while True:
             await asyncio.sleep(self.config.timeouts.heartbeat_s)
             for member in self.registry.silent(timeout, monotonic()):
                 self._remove(member.incarnation, f"no heartbeat for {timeout:g} s")
+            for key in self._overdue(monotonic()):
+                self._progress(RequestErred(key, "", ErrorCode.DEADLINE, "nobody has ended it in time"))
+
+    def _overdue(self, now: float) -> list[RequestKey]:
+        """Attempts that are older than a front end lets them become."""
+        limit = now - self.config.timeouts.request_s
+        oldest_first = self._live.items()
+        return [key for key, _ in takewhile(lambda item: item[1].since < limit, oldest_first)]
 
     def _remove(self, incarnation: str, reason: str) -> None:
         member = self.registry.remove(incarnation)
@@ -198,7 +208,7 @@ class Scheduler(Service):
             raise DualPathError(ErrorCode.BAD_REQUEST, f"no front end is registered at {request.reply_to}")
         for older in [old for old in self._live if old[0] == request.request_id and old[1] < request.attempt]:
             self._progress(RequestCancelled(older))
-        live = self._live[key] = _Live(request, frontend.incarnation, 0)
+        live = self._live[key] = _Live(request, frontend.incarnation, 0, monotonic())
         self.spawn(self._look_up(key, live), f"look up {request.request_id}", essential=True)
         return Accepted()
 
