@@ -153,6 +153,15 @@ class Config(_Section):
     faults: list[Fault] = []
 
     @model_validator(mode="after")
+    def _batch_holds_a_block(self) -> Config:
+        if self.prefill.max_batch_tokens < self.model.block_size:
+            raise ValueError(
+                f"prefill.max_batch_tokens {self.prefill.max_batch_tokens} is less than a block of "
+                f"{self.model.block_size} tokens, at whose borders prompts are cut"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _loopback_or_keys(self) -> Config:
         hosts = {
             "network.host": self.network.host,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from common.blocks.pool import SlotPool
-from common.errors import DualPathError, ErrorCode
+from common.errors import ConfigError, DualPathError, ErrorCode
 from common.faults import Fault
 from common.messages import Cancel, GetStatus, Submit
 from common.types import Sampling
@@ -141,3 +141,9 @@ async def test_nothing_is_had_at_once():
     assert await queue.take(0, 0.05) == []
     queue.give_back(held)
     assert await waiting == held
+
+
+def test_a_batch_must_hold_a_block(tmp_path):
+    """A prompt is cut at block borders: with less than a block to a batch it would never advance."""
+    with pytest.raises(ConfigError, match=r"prefill\.max_batch_tokens"):
+        cluster_config(tmp_path, tmp_path, prefill__max_batch_tokens=63)
