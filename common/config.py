@@ -95,10 +95,11 @@ class EngineConfig(_Section):
 
 
 class PrefillConfig(EngineConfig):
-    """resident_layers: at most so many layers of a forward batch are in device memory at once."""
+    """resident_layers: at most so many layers of a forward batch are in device memory at once, in two halves: while one
+    is computed the other is sent on and loaded."""
 
     device_memory: Size = 256 << 20
-    resident_layers: Annotated[int, Field(ge=2)] = 3
+    resident_layers: Annotated[int, Field(ge=2)] = 6
     max_batch_tokens: Count = 512
     max_batch_requests: Count = 16
 

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 import os
 
-# Three engines and a reference share few cores here: idle compute threads must sleep, not spin (as services.serve sets it)
+# Engines and a reference share few cores here: idle compute threads must sleep, not spin (services.serve does the same)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -105,7 +105,7 @@ async def test_delayed_and_duplicated_transfers_change_nothing(model, reference,
 
 
 MESSAGES = [
-    "Assign", "Stage", "PeerStaged", "Ready", "BeginForward", "LayerLoaded", "LayerComputed", "PushRows",
+    "Assign", "Stage", "PeerStaged", "Ready", "BeginForward", "LayersLoaded", "LayersComputed", "PushRows",
     "ForwardDrained", "FirstToken", "Delivered", "LoadPages", "PersistPages", "PagesPersisted", "Release",
     "PeerReleased", "HandedOver", "PrefillDone", "ReadBlocks", "Announce", "Reserve", "Commit", "Match",
 ]  # fmt: skip

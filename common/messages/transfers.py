@@ -82,36 +82,39 @@ class SequenceSlice:
 class BeginForward:
     """prefill engine -> its traffic manager: plan of one layerwise forward (paper §4.1).
 
-    Layer l lives in slot l % num_slots; slot s starts at byte s * rows * row_bytes of device memory. The traffic
-    manager loads cached rows of layers in order, each as soon as its slot is free, and answers LayerLoaded.
+    Layer l lives in slot l % num_slots; slot s starts at byte s * rows * row_bytes of device memory. Layers are handed
+    over in steps: step s is layers [s * layers_per_step, (s + 1) * layers_per_step), and num_slots is a multiple of
+    layers_per_step. The traffic manager loads the cached rows of steps in order, each as soon as its slots are free,
+    and answers LayersLoaded.
     """
 
     forward: int
     rows: int
     num_slots: int
+    layers_per_step: int
     sequences: list[SequenceSlice]
 
 
 @message
 @dataclass(frozen=True, slots=True)
-class LayerLoaded:
-    """traffic manager -> prefill engine: the slot of this layer is free for use and holds every cached row.
+class LayersLoaded:
+    """traffic manager -> prefill engine: the slots of this step are free for use and hold every cached row.
 
-    failed: requests of this forward whose rows did not come, in this layer or an earlier one; the others go on.
+    failed: requests of this forward whose rows did not come, in this step or an earlier one; the others go on.
     """
 
     forward: int
-    layer: int
+    step: int
     failed: list[RequestKey]
 
 
 @message
 @dataclass(frozen=True, slots=True)
-class LayerComputed:
-    """prefill engine -> traffic manager: the new rows of this layer are in its slot; send them on."""
+class LayersComputed:
+    """prefill engine -> traffic manager: the new rows of this step's layers are in their slots; send them on."""
 
     forward: int
-    layer: int
+    step: int
 
 
 @message
@@ -224,15 +227,17 @@ class PeerStaged:
 @message
 @dataclass(frozen=True, slots=True)
 class PushRows:
-    """prefill TM -> decode TM, call: write rows [0, rows) of a layer from the decode buffer into prefill device memory
-    at byte offset target. Answered by Done when they are there."""
+    """prefill TM -> decode TM, call: write rows [0, rows) of some layers from the decode buffer into prefill device
+    memory: layer first + i at byte offset target + i * stride. Answered by Done when they are there."""
 
     request_id: str
     attempt: int
-    layer: int
+    first: int
+    num_layers: int
     rows: int
     memory: RegionDescriptor
     target: int
+    stride: int
 
 
 @message

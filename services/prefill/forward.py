@@ -1,7 +1,7 @@
 """One layerwise forward in the compute thread (paper §4.1).
 
-The event loop opens a layer's gate when the traffic manager has loaded it; the compute thread passes the gates in order
-and reports each layer back, so that sends and loads go on around the layer in hand.
+The event loop opens a step's gate when the traffic manager has loaded its layers; the compute thread passes the gates
+in order and reports each step back, so that sends and loads go on around the layers in hand.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from common.messages import BeginForward, LayerComputed
+from common.messages import BeginForward, LayersComputed
 from common.types import RequestKey, Sampling
 from services.engine.attention import PackedAttention
 from services.engine.memory import DeviceMemory
@@ -35,12 +35,12 @@ class ForwardRun:
     drained: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.gates = [threading.Event() for _ in range(self.num_layers)]
+        self.gates = [threading.Event() for _ in range(0, self.num_layers, self.plan.layers_per_step)]
 
-    def loaded(self, layer: int, failed: list[RequestKey]) -> None:
-        """The slot of this layer is ready."""
+    def loaded(self, step: int, failed: list[RequestKey]) -> None:
+        """The slots of this step are ready."""
         self.failed.update(failed)
-        self.gates[layer].set()
+        self.gates[step].set()
 
     def abandon(self) -> None:
         """Let the compute thread run through: nobody wants the result any more."""
@@ -48,24 +48,26 @@ class ForwardRun:
             gate.set()
 
     def compute(
-        self, model: LayeredModel, memory: DeviceMemory, computed: Callable[[LayerComputed], None], wait_s: float
+        self, model: LayeredModel, memory: DeviceMemory, computed: Callable[[LayersComputed], None], wait_s: float
     ) -> list[int | None]:
         """Run all layers; returns the sampled first token of each sequence that ends its prefill here.
 
-        computed is called from this thread after each layer. TimeoutError if a layer does not come within wait_s.
+        computed is called from this thread after each step. TimeoutError if a step does not come within wait_s.
         """
         plan = self.plan
         slots = [memory.layer_slot(slot, plan.rows, plan.num_slots) for slot in range(plan.num_slots)]
         attention = PackedAttention(plan.sequences, slots)
         state = model.embed(torch.tensor(self.tokens), attention.positions())
-        for layer, gate in enumerate(self.gates):
+        for step, gate in enumerate(self.gates):
             if not gate.wait(wait_s):
-                raise TimeoutError(f"layer {layer} was not loaded within {wait_s:g} s")
-            slot = slots[layer % plan.num_slots]
-            memory.pull(slot)
-            model.run_layer(layer, state, attention)
-            memory.push(slot)
-            computed(LayerComputed(plan.forward, layer))
+                raise TimeoutError(f"step {step} was not loaded within {wait_s:g} s")
+            first = step * plan.layers_per_step
+            for layer in range(first, min(first + plan.layers_per_step, self.num_layers)):
+                slot = slots[layer % plan.num_slots]
+                memory.pull(slot)
+                model.run_layer(layer, state, attention)
+                memory.push(slot)
+            computed(LayersComputed(plan.forward, step))
         ending = [index for index, sampling in enumerate(self.sampling) if sampling is not None]
         first_tokens: list[int | None] = [None] * len(self.sampling)
         if ending:

@@ -18,8 +18,8 @@ from common.messages import (
     Capacity,
     FirstToken,
     ForwardDrained,
-    LayerComputed,
-    LayerLoaded,
+    LayersComputed,
+    LayersLoaded,
     PrefillDone,
     PrefillStarted,
     Ready,
@@ -83,7 +83,7 @@ class PrefillEngine(EngineService):
         )
         on = self.node.on
         on(Ready, self._on_ready)
-        on(LayerLoaded, self._on_layer_loaded)
+        on(LayersLoaded, self._on_layers_loaded)
         on(ForwardDrained, self._on_drained)
         self.spawn(self._serve(), "serve", essential=True)
 
@@ -166,7 +166,7 @@ class PrefillEngine(EngineService):
         self.traffic_manager.send(run.plan)
         loop = asyncio.get_running_loop()
 
-        def computed(msg: LayerComputed) -> None:
+        def computed(msg: LayersComputed) -> None:
             loop.call_soon_threadsafe(self.traffic_manager.send, msg)
 
         wait_s = LAYER_TRANSFERS * self.config.timeouts.transfer_s
@@ -203,9 +203,10 @@ class PrefillEngine(EngineService):
             sampling.append((request.sampling, request.num_generated) if chunk.last else None)
             row += chunk.cached + chunk.new
         fitting = self.memory.budget // (row * self.geometry.row_bytes)
-        num_slots = min(self.config.prefill.resident_layers, self.geometry.num_layers, fitting)
+        resident = min(self.config.prefill.resident_layers, self.geometry.num_layers, fitting)
+        layers_per_step = max(resident // 2, 1)
         self._next_forward += 1
-        plan = BeginForward(self._next_forward, row, num_slots, places)
+        plan = BeginForward(self._next_forward, row, 2 * layers_per_step, layers_per_step, places)
         return ForwardRun(plan, tokens, sampling, self.geometry.num_layers)
 
     def _first_token(self, key: RequestKey, token: int) -> None:
@@ -235,9 +236,9 @@ class PrefillEngine(EngineService):
         else:
             sequence.computed += chunk.new
 
-    def _on_layer_loaded(self, msg: LayerLoaded, peer: Peer) -> None:
+    def _on_layers_loaded(self, msg: LayersLoaded, peer: Peer) -> None:
         if self._run is not None and msg.forward == self._run.plan.forward:
-            self._run.loaded(msg.layer, msg.failed)
+            self._run.loaded(msg.step, msg.failed)
 
     def _on_drained(self, msg: ForwardDrained, peer: Peer) -> None:
         if self._run is not None and msg.forward == self._run.plan.forward:

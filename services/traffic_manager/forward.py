@@ -1,8 +1,9 @@
 """One layerwise forward, seen from the prefill side's traffic manager (paper §4.1, Figure 4 labels 3-7).
 
-Device memory holds num_slots layers. Each slot is one loop: load the cached rows of its next layer, tell the engine,
-wait until that layer is computed, send the rows on, take the layer num_slots further. So the loads and sends of the
-layers around overlap with the compute of the layer in hand, and a slot is never touched by two layers.
+Device memory holds num_slots layers, in lanes of layers_per_step. Each lane is one loop: load the cached rows of its
+next step, tell the engine, wait until that step is computed, send the rows on, go a round of lanes further. So the
+loads and sends of the layers around overlap with the compute of the layers in hand, and no slot is ever touched by two
+layers.
 
 Rows go to the decode buffer once: on the PE path hits and misses, on the DE path only misses. While chunks follow, the
 PE path also keeps the new rows in its own buffer, from where the next chunk loads them.
@@ -21,14 +22,14 @@ from numpy.typing import NDArray
 from common.blocks.geometry import BlockGeometry
 from common.errors import DualPathError
 from common.log import get_logger
-from common.messages import BeginForward, ForwardDrained, LayerLoaded, SequenceSlice
+from common.messages import BeginForward, ForwardDrained, LayersLoaded, SequenceSlice
 from common.rpc import Peer
 from common.transport.base import Batch, Intent, Transport
 from common.transport.region import RegionDescriptor
 from common.types import RequestKey
 from services.traffic_manager.hops import Hop, Hops
 from services.traffic_manager.push import PushClient
-from services.traffic_manager.runs import buffer_to_rows, rows_to_buffer
+from services.traffic_manager.runs import Layers, buffer_to_rows, rows_to_buffer
 from services.traffic_manager.staging import Staged
 
 
@@ -72,7 +73,9 @@ class Forward:
         self._pushes = pushes
         self._hops = hops
         self._engine = engine
-        self._computed = [asyncio.Event() for _ in range(geometry.num_layers)]
+        self._slot_bytes = plan.rows * geometry.row_bytes
+        self._num_steps = -(-geometry.num_layers // plan.layers_per_step)
+        self._computed = [asyncio.Event() for _ in range(self._num_steps)]
         self._failed: dict[RequestKey, str] = {}
         self._log = get_logger()
         self._sequences: list[_Sequence] = []
@@ -83,17 +86,17 @@ class Forward:
             else:
                 self._failed[key] = "not staged"
 
-    def computed(self, layer: int) -> None:
-        """The engine has written the new rows of this layer."""
-        self._computed[layer].set()
+    def computed(self, step: int) -> None:
+        """The engine has written the new rows of this step's layers."""
+        self._computed[step].set()
 
     async def run(self) -> list[SequenceSlice]:
         """Returns when device memory is quiet, with the sequences whose rows are all delivered."""
         for sequence in self._sequences:
             sequence.staged.sent = max(sequence.staged.sent, 0 if sequence.reads_here else sequence.place.cached)
         async with asyncio.TaskGroup() as group:
-            for slot in range(self.plan.num_slots):
-                group.create_task(self._slot(slot))
+            for lane in range(self.plan.num_slots // self.plan.layers_per_step):
+                group.create_task(self._lane(lane))
         await self._pushes.settle()
         for sequence in self._alive():
             sequence.staged.sent = sequence.stop
@@ -107,16 +110,19 @@ class Forward:
                 self._failed.setdefault(sequence.staged.key, "released")
         return [sequence for sequence in self._sequences if sequence.staged.key not in self._failed]
 
-    async def _slot(self, slot: int) -> None:
-        base = slot * self.plan.rows * self._geometry.row_bytes
-        for layer in range(slot, self._geometry.num_layers, self.plan.num_slots):
-            await self._load(layer, base)
-            self._engine.send(LayerLoaded(self.plan.forward, layer, list(self._failed)))
-            await self._computed[layer].wait()
-            await self._send(layer, base)
+    async def _lane(self, lane: int) -> None:
+        per_step = self.plan.layers_per_step
+        base = lane * per_step * self._slot_bytes
+        for step in range(lane, self._num_steps, self.plan.num_slots // per_step):
+            first = step * per_step
+            layers = Layers(first, min(per_step, self._geometry.num_layers - first), self._slot_bytes)
+            await self._load(layers, base)
+            self._engine.send(LayersLoaded(self.plan.forward, step, list(self._failed)))
+            await self._computed[step].wait()
+            await self._send(layers, base)
 
-    async def _load(self, layer: int, base: int) -> None:
-        """Cached rows into the slot: ours by loopback writes through our own NIC, the decode side's pushed by it."""
+    async def _load(self, layers: Layers, base: int) -> None:
+        """Cached rows into the slots: ours by loopback writes through our own NIC, the decode side's pushed by it."""
         work = []
         for sequence in self._alive():
             cached = sequence.place.cached
@@ -124,14 +130,14 @@ class Forward:
                 continue
             target = base + sequence.place.row * self._geometry.row_bytes
             if sequence.reads_here:
-                runs = buffer_to_rows(self._geometry, sequence.staged.slots, layer, 0, cached, target)
+                runs = buffer_to_rows(self._geometry, sequence.staged.slots, layers, 0, cached, target)
                 work.append(self._write(sequence, self._buffer, self._device, runs, Intent.KV_LOAD, Hop.LOAD))
             else:
-                push = partial(self._pushes.push, sequence.staged, layer, cached, self._device, target)
+                push = partial(self._pushes.push, sequence.staged, layers, cached, self._device, target)
                 work.append(self._guard(sequence, push))
         await asyncio.gather(*work)
 
-    async def _send(self, layer: int, base: int) -> None:
+    async def _send(self, layers: Layers, base: int) -> None:
         """Rows that the decode buffer lacks, and new rows that a later chunk will load again."""
         work = []
         for sequence in self._alive():
@@ -139,10 +145,10 @@ class Forward:
             assert staged.peer_staged is not None, "only staged sequences are in a forward"
             source = base + place.row * self._geometry.row_bytes
             remote = staged.peer_staged
-            runs = rows_to_buffer(self._geometry, remote.slots, layer, staged.sent, sequence.stop, source)
+            runs = rows_to_buffer(self._geometry, remote.slots, layers, staged.sent, sequence.stop, source)
             work.append(self._write(sequence, self._device, remote.buffer, runs, Intent.PD_HANDOFF, Hop.HANDOFF))
             if sequence.reads_here and not place.last:
-                runs = rows_to_buffer(self._geometry, staged.slots, layer, place.cached, sequence.stop, source)
+                runs = rows_to_buffer(self._geometry, staged.slots, layers, place.cached, sequence.stop, source)
                 work.append(self._write(sequence, self._device, self._buffer, runs, Intent.KV_LOAD, Hop.KEEP))
         await asyncio.gather(*work)
 

@@ -12,6 +12,7 @@ from common.errors import DualPathError, ErrorCode
 from common.messages import PushRows
 from common.rpc import Node
 from common.transport.region import RegionDescriptor
+from services.traffic_manager.runs import Layers
 from services.traffic_manager.staging import Staged
 
 
@@ -25,9 +26,10 @@ class PushClient:
         self._revoke = revoke
         self._doubt = False
 
-    async def push(self, staged: Staged, layer: int, rows: int, memory: RegionDescriptor, target: int) -> None:
-        """Returns when rows [0, rows) of the layer lie at byte offset target of memory. DualPathError otherwise."""
-        call = PushRows(*staged.key, layer, rows, memory, target)
+    async def push(self, staged: Staged, layers: Layers, rows: int, memory: RegionDescriptor, target: int) -> None:
+        """Returns when rows [0, rows) of the layers are in memory, the first of them at byte offset target.
+        DualPathError otherwise."""
+        call = PushRows(*staged.key, layers.first, layers.count, rows, memory, target, layers.stride)
         try:
             # the writer's own deadline is transfer_s: an answer after that is a lost one
             await self._node.link(staged.plan.peer).call(call, self._transfer_s + 1.0)

@@ -6,6 +6,8 @@ s * full_block_bytes + l * layer_block_bytes. In a layer slot of device memory a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,32 +15,47 @@ from common.blocks.geometry import BlockGeometry
 from common.transport.base import make_runs
 
 
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """count layers from first on, whose slots of device memory lie stride bytes apart."""
+
+    first: int
+    count: int
+    stride: int
+
+
 def _pieces(
-    geometry: BlockGeometry, slots: list[int], layer: int, start: int, stop: int
+    geometry: BlockGeometry, slots: list[int], layers: Layers, start: int, stop: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Rows [start, stop) of one layer, cut at block borders: buffer byte offsets, first rows, lengths in bytes."""
+    """Rows [start, stop) of each layer, cut at block borders: buffer offsets, device offsets from row 0 of the first
+    layer, lengths; all in bytes, [layers * blocks]."""
     size = geometry.block_size
     blocks = np.arange(start // size, -(-stop // size), dtype=np.int64)
     first = np.maximum(blocks * size, start)
     last = np.minimum((blocks + 1) * size, stop)
-    base = np.asarray(slots, dtype=np.int64)[blocks] * geometry.full_block_bytes + geometry.layer_offset(layer)
-    return base + (first - blocks * size) * geometry.row_bytes, first, (last - first) * geometry.row_bytes
+    base = np.asarray(slots, dtype=np.int64)[blocks] * geometry.full_block_bytes
+    index = np.arange(layers.count, dtype=np.int64)[:, None]
+    in_buffer = base + (first - blocks * size) * geometry.row_bytes
+    in_buffer = in_buffer + (layers.first + index) * geometry.layer_block_bytes
+    in_device = first * geometry.row_bytes + index * layers.stride
+    length = np.broadcast_to((last - first) * geometry.row_bytes, in_device.shape)
+    return in_buffer.ravel(), in_device.ravel(), length.ravel()
 
 
 def buffer_to_rows(
-    geometry: BlockGeometry, slots: list[int], layer: int, start: int, stop: int, target: int
+    geometry: BlockGeometry, slots: list[int], layers: Layers, start: int, stop: int, target: int
 ) -> NDArray[np.int64]:
-    """Runs that load rows [start, stop) of a layer; target is the device byte offset of the sequence's row 0."""
-    offsets, first, length = _pieces(geometry, slots, layer, start, stop)
-    return make_runs(offsets, target + first * geometry.row_bytes, length)
+    """Runs that load rows [start, stop) of layers; target is the device byte offset of row 0 in the first of them."""
+    in_buffer, in_device, length = _pieces(geometry, slots, layers, start, stop)
+    return make_runs(in_buffer, target + in_device, length)
 
 
 def rows_to_buffer(
-    geometry: BlockGeometry, slots: list[int], layer: int, start: int, stop: int, source: int
+    geometry: BlockGeometry, slots: list[int], layers: Layers, start: int, stop: int, source: int
 ) -> NDArray[np.int64]:
-    """Runs that store rows [start, stop) of a layer; source is the device byte offset of the sequence's row 0."""
-    offsets, first, length = _pieces(geometry, slots, layer, start, stop)
-    return make_runs(source + first * geometry.row_bytes, offsets, length)
+    """Runs that store rows [start, stop) of layers; source is the device byte offset of row 0 in the first of them."""
+    in_buffer, in_device, length = _pieces(geometry, slots, layers, start, stop)
+    return make_runs(source + in_device, in_buffer, length)
 
 
 def block_runs(geometry: BlockGeometry, sources: list[int], targets: list[int]) -> NDArray[np.int64]:

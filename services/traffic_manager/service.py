@@ -22,7 +22,7 @@ from common.messages import (
     BeginForward,
     Delivered,
     Done,
-    LayerComputed,
+    LayersComputed,
     LoadPages,
     Member,
     PeerReleased,
@@ -46,7 +46,7 @@ from services.traffic_manager.hops import Hop, Hops
 from services.traffic_manager.pages import Pages
 from services.traffic_manager.push import PushClient
 from services.traffic_manager.requests import DecodeRequests, PrefillRequests
-from services.traffic_manager.runs import buffer_to_rows
+from services.traffic_manager.runs import Layers, buffer_to_rows
 from services.traffic_manager.staging import SlotQueue
 from services.traffic_manager.store import STORE_BATCH, BlockStoreClient
 
@@ -163,7 +163,7 @@ class TrafficManager(Service):
         on(Release, lambda msg, peer: requests.release(msg.request_id, msg.attempt))
         on(PeerStaged, lambda msg, peer: requests.peer_staged(msg))
         on(BeginForward, lambda msg, peer: self._begin_forward(msg, requests))
-        on(LayerComputed, self._on_layer_computed)
+        on(LayersComputed, self._on_layers_computed)
 
     def _begin_forward(self, msg: BeginForward, requests: PrefillRequests) -> None:
         assert self._engine is not None
@@ -191,9 +191,9 @@ class TrafficManager(Service):
             if place.last:
                 requests.delivered(place.request_id, place.attempt)
 
-    def _on_layer_computed(self, msg: LayerComputed, peer: Peer) -> None:
+    def _on_layers_computed(self, msg: LayersComputed, peer: Peer) -> None:
         if msg.forward in self._forwards:
-            self._forwards[msg.forward].computed(msg.layer)
+            self._forwards[msg.forward].computed(msg.step)
 
     # -- decode side --
 
@@ -235,7 +235,10 @@ class TrafficManager(Service):
         async with staged.use():
             if not 0 < msg.rows <= len(staged.slots) * self._geometry.block_size:
                 raise DualPathError(ErrorCode.MALFORMED, f"{msg.rows} rows of {len(staged.slots)} staged blocks")
-            runs = buffer_to_rows(self._geometry, staged.slots, msg.layer, 0, msg.rows, msg.target)
+            if not 0 <= msg.first < msg.first + msg.num_layers <= self._geometry.num_layers:
+                raise DualPathError(ErrorCode.MALFORMED, f"layers {msg.first} + {msg.num_layers}")
+            layers = Layers(msg.first, msg.num_layers, msg.stride)
+            runs = buffer_to_rows(self._geometry, staged.slots, layers, 0, msg.rows, msg.target)
             await self._hops.write(self._compute, Batch(self._buffer, msg.memory, runs), Intent.KV_LOAD, Hop.PUSH)
         return Done()
 
