@@ -170,6 +170,8 @@ class Cluster:
                 await asyncio.sleep(0.02)
 
     def check_integrity(self) -> None:
+        for service in self.services:
+            assert service.failure is None, f"{service.name} has failed: {service.failure!r}"
         for manager in self.traffic_managers.values():
             manager.check_integrity()
         for engine in self.engines.values():

@@ -125,6 +125,7 @@ async def test_a_restarted_process_replaces_its_old_self(model, tmp_path):
         async with asyncio.timeout(5):
             await cluster.decode().failed.wait()
         cluster.engines["decode-0"]._sequences.clear()
+        cluster.decode().failure = None  # as it should
 
 
 async def test_status_lists_every_process_with_its_counters(model, tmp_path):
