@@ -131,9 +131,12 @@ async def test_limits_are_checked_again_at_the_engines(model, tmp_path):
     async with run_cluster(cluster_config(model, tmp_path)) as cluster:
         limit = min(cluster.prefill().max_context_tokens, cluster.decode().max_context_tokens)
         good = await cluster.driver.submit(cluster.driver.request([5] * (limit - 1), Sampling(1, ignore_eos=True)))
-        bad = await cluster.driver.submit(cluster.driver.request([5] * limit, Sampling(1, ignore_eos=True)))
+        too_long, no_token = [5] * limit, [5, 512]
+        for prompt in (too_long, no_token):
+            bad = await cluster.driver.submit(cluster.driver.request(prompt, Sampling(1, ignore_eos=True)))
+            async with asyncio.timeout(60):
+                await bad.done.wait()
+            assert bad.failed is not None and bad.failed.code is ErrorCode.BAD_REQUEST
         async with asyncio.timeout(60):
-            await bad.done.wait()
             await good.done.wait()
-        assert bad.failed is not None and bad.failed.code is ErrorCode.BAD_REQUEST
         assert good.failed is None

@@ -98,6 +98,19 @@ def test_no_engines_and_full_queue_are_refused():
     assert isinstance(fail, Fail) and fail.code is ErrorCode.OVERLOADED
 
 
+def test_prefill_buffer_bounds_reads_on_its_side():
+    policy = make_policy(read_side="pe_only", buffer=4, prefill=1, decode=3)
+    assert len(arrive(policy, "a", tokens=200)) == 1  # 4 blocks
+    assert arrive(policy, "b", tokens=64) == []
+    assert [action.key for action in policy.handle(PrefillEnded(("a", 0)), 1.0)] == [("b", 0)]
+
+
+def test_a_full_prefill_buffer_sends_the_read_to_the_other_side():
+    policy = make_policy(read_side="round_robin", buffer=4, prefill=1, decode=3)
+    paths = [arrive(policy, name, tokens=200)[0].read_path for name in "abc"]
+    assert paths == [ReadPath.PE, ReadPath.DE, ReadPath.DE]
+
+
 def test_draining_engine_gets_nothing_new():
     policy = make_policy(decode=2)
     policy.handle(EngineDraining("decode-0"), 0.0)

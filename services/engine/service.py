@@ -179,15 +179,23 @@ class EngineService(Service):
         request = msg.request
         if self.has((request.request_id, request.attempt)):
             return  # repeated
-        limit = self.max_context_tokens
-        if request.num_tokens < 1 or request.max_new_tokens < 1 or request.num_tokens + request.max_new_tokens > limit:
-            detail = f"prompt of {request.num_tokens} and {request.max_new_tokens} new tokens, limit {limit}"
+        refusal = self._refusal(request)
+        if refusal is not None:
             key = (request.request_id, request.attempt)
-            self.request_failed(key, ErrorCode.BAD_REQUEST, detail)
+            self.request_failed(key, ErrorCode.BAD_REQUEST, refusal)
             self.release(key)  # the other side may have staged it already
             return
         self.assigned(msg)
         self.fetch()
+
+    def _refusal(self, request: Request) -> str | None:
+        """What the front end should have refused: the engine checks again, so that no request can harm the others."""
+        if max(request.tokens, default=0) >= self.directory.vocab_size:
+            return f"a token id is out of the vocabulary of {self.directory.vocab_size}"
+        limit = self.max_context_tokens
+        if request.num_tokens < 1 or request.max_new_tokens < 1 or request.num_tokens + request.max_new_tokens > limit:
+            return f"prompt of {request.num_tokens} and {request.max_new_tokens} new tokens, limit {limit}"
+        return None
 
     def _on_cancel(self, msg: Cancel, peer: Peer) -> None:
         key = (msg.request_id, msg.attempt)

@@ -71,9 +71,13 @@ class _Request:
     num_blocks: int
     prefill: str | None = None
     decode: str | None = None
-    started: bool = False
+    read_path: ReadPath | None = None
     prefill_ended: bool = False
     handed_over: bool = False
+
+    @property
+    def started(self) -> bool:
+        return self.read_path is not None
 
 
 @dataclass(slots=True)
@@ -179,12 +183,17 @@ class Policy:
                 yield self._start(key, request, request.prefill, request.decode)
 
     def _assign_prefill(self, queue: list[_Request]) -> None:
-        """Strictly FIFO; the engine with the fewest unfinished tokens among those under beta."""
+        """Strictly FIFO; the engine with the fewest unfinished tokens among those under beta.
+
+        Where every read is on this side it also needs staging buffer; else the read goes to the other side if it lacks.
+        """
         for request in queue:
             candidates = [
                 (engine.tok, name)
                 for name, engine in self._engines.items()
-                if engine.takes(Role.PREFILL) and engine.tok <= self.config.beta
+                if engine.takes(Role.PREFILL)
+                and engine.tok <= self.config.beta
+                and (self.config.read_side != "pe_only" or self._can_stage(name, request))
             ]
             if not candidates:
                 return
@@ -217,6 +226,19 @@ class Policy:
             blocks + request.num_blocks <= engine.buffer_blocks and tokens + request.num_tokens < engine.device_tokens
         )
 
+    def _can_stage(self, name: str, request: _Request) -> bool:
+        """A prefill engine has staging buffer for one more request that is read on its side (spec §4)."""
+        blocks = sum(
+            other.num_blocks
+            for other in self._requests.values()
+            if other.prefill == name and other is not request and not other.prefill_ended and self._reads_pe(other)
+        )
+        return blocks + request.num_blocks <= self._engines[name].buffer_blocks
+
+    def _reads_pe(self, request: _Request) -> bool:
+        """It is, or will be, read on the prefill side."""
+        return self.config.read_side == "pe_only" or request.read_path is ReadPath.PE
+
     def _take(self, name: str, request: _Request) -> None:
         engine = self._engines[name]
         engine.seq += 1
@@ -232,9 +254,11 @@ class Policy:
             de_node.read_total,
             self._assigned,
         )
+        if path is ReadPath.PE and not self._can_stage(prefill, request):
+            path = ReadPath.DE
         reader = pe_node if path is ReadPath.PE else de_node
         reader.read_q += request.hit_tokens
         reader.read_total += request.hit_tokens
-        request.started = True
+        request.read_path = path
         self._assigned += 1
         return Start(key, prefill, decode, path)
