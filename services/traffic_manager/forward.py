@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -29,7 +29,7 @@ from common.transport.region import RegionDescriptor
 from common.types import RequestKey
 from services.traffic_manager.hops import Hop, Hops
 from services.traffic_manager.push import PushClient
-from services.traffic_manager.runs import Layers, buffer_to_rows, rows_to_buffer
+from services.traffic_manager.runs import Layers, StepRuns, buffer_to_rows, rows_to_buffer
 from services.traffic_manager.staging import Staged
 
 
@@ -39,6 +39,7 @@ class _Sequence:
 
     place: SequenceSlice
     staged: Staged
+    runs: dict[Hop, StepRuns] = field(default_factory=dict)
 
     @property
     def stop(self) -> int:
@@ -93,7 +94,7 @@ class Forward:
     async def run(self) -> list[SequenceSlice]:
         """Returns when device memory is quiet, with the sequences whose rows are all delivered."""
         for sequence in self._sequences:
-            sequence.staged.sent = max(sequence.staged.sent, 0 if sequence.reads_here else sequence.place.cached)
+            self._plan_runs(sequence)
         async with asyncio.TaskGroup() as group:
             for lane in range(self.plan.num_slots // self.plan.layers_per_step):
                 group.create_task(self._lane(lane))
@@ -102,6 +103,17 @@ class Forward:
             sequence.staged.sent = sequence.stop
         self._engine.send(ForwardDrained(self.plan.forward, list(self._failed)))
         return [sequence.place for sequence in self._alive()]
+
+    def _plan_runs(self, sequence: _Sequence) -> None:
+        place, staged = sequence.place, sequence.staged
+        assert staged.peer_staged is not None, "only staged sequences are in a forward"
+        sent = max(staged.sent, 0 if sequence.reads_here else place.cached)
+        geometry, stop = self._geometry, sequence.stop
+        sequence.runs[Hop.HANDOFF] = StepRuns(rows_to_buffer, geometry, staged.peer_staged.slots, sent, stop)
+        if sequence.reads_here:
+            sequence.runs[Hop.LOAD] = StepRuns(buffer_to_rows, geometry, staged.slots, 0, place.cached)
+            if not place.last:
+                sequence.runs[Hop.KEEP] = StepRuns(rows_to_buffer, geometry, staged.slots, place.cached, stop)
 
     def _alive(self) -> list[_Sequence]:
         """Sequences whose rows still matter. A released one has no slots any more."""
@@ -130,7 +142,7 @@ class Forward:
                 continue
             target = base + sequence.place.row * self._geometry.row_bytes
             if sequence.reads_here:
-                runs = buffer_to_rows(self._geometry, sequence.staged.slots, layers, 0, cached, target)
+                runs = sequence.runs[Hop.LOAD].at(layers, target)
                 work.append(self._write(sequence, self._buffer, self._device, runs, Intent.KV_LOAD, Hop.LOAD))
             else:
                 push = partial(self._pushes.push, sequence.staged, layers, cached, self._device, target)
@@ -141,14 +153,13 @@ class Forward:
         """Rows that the decode buffer lacks, and new rows that a later chunk will load again."""
         work = []
         for sequence in self._alive():
-            place, staged = sequence.place, sequence.staged
-            assert staged.peer_staged is not None, "only staged sequences are in a forward"
-            source = base + place.row * self._geometry.row_bytes
-            remote = staged.peer_staged
-            runs = rows_to_buffer(self._geometry, remote.slots, layers, staged.sent, sequence.stop, source)
+            remote = sequence.staged.peer_staged
+            assert remote is not None, "only staged sequences are in a forward"
+            source = base + sequence.place.row * self._geometry.row_bytes
+            runs = sequence.runs[Hop.HANDOFF].at(layers, source)
             work.append(self._write(sequence, self._device, remote.buffer, runs, Intent.PD_HANDOFF, Hop.HANDOFF))
-            if sequence.reads_here and not place.last:
-                runs = rows_to_buffer(self._geometry, staged.slots, layers, place.cached, sequence.stop, source)
+            if Hop.KEEP in sequence.runs:
+                runs = sequence.runs[Hop.KEEP].at(layers, source)
                 work.append(self._write(sequence, self._device, self._buffer, runs, Intent.KV_LOAD, Hop.KEEP))
         await asyncio.gather(*work)
 

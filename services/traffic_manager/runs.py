@@ -6,6 +6,7 @@ s * full_block_bytes + l * layer_block_bytes. In a layer slot of device memory a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,9 @@ from numpy.typing import NDArray
 
 from common.blocks.geometry import BlockGeometry
 from common.transport.base import make_runs
+
+#: (geometry, slots, layers, start, stop, device offset) -> runs.
+RowRuns = Callable[[BlockGeometry, list[int], "Layers", int, int, int], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,29 @@ def rows_to_buffer(
     """Runs that store rows [start, stop) of layers; source is the device byte offset of row 0 in the first of them."""
     in_buffer, in_device, length = _pieces(geometry, slots, layers, start, stop)
     return make_runs(source + in_device, in_buffer, length)
+
+
+class StepRuns:
+    """Runs of the same rows in step after step of a forward: built once for each number of layers, then only shifted.
+
+    make: buffer_to_rows or rows_to_buffer.
+    """
+
+    def __init__(self, make: RowRuns, geometry: BlockGeometry, slots: list[int], start: int, stop: int) -> None:
+        self._make = make
+        self._geometry = geometry
+        self._rows = (slots, start, stop)
+        self._built: dict[int, NDArray[np.int64]] = {}
+
+    def at(self, layers: Layers, device: int) -> NDArray[np.int64]:
+        """For these layers, the first of them at device byte offset device."""
+        slots, start, stop = self._rows
+        if layers.count not in self._built:
+            origin = Layers(0, layers.count, layers.stride)
+            self._built[layers.count] = self._make(self._geometry, slots, origin, start, stop, 0)
+        in_buffer = self._geometry.layer_offset(layers.first)
+        shift = (in_buffer, device, 0) if self._make is buffer_to_rows else (device, in_buffer, 0)
+        return self._built[layers.count] + np.array(shift, dtype=np.int64)
 
 
 def block_runs(geometry: BlockGeometry, sources: list[int], targets: list[int]) -> NDArray[np.int64]:
