@@ -78,6 +78,15 @@ def test_while_the_demo_replays(number: int, model: Path, tmp_path: Path) -> Non
         assert end(run, number) == expected(number)
 
 
+def test_an_interrupted_demo_waits_for_nobody(model: Path, tmp_path: Path) -> None:
+    with launched(tmp_path, "demo", "--model", str(model), DUALPATH_TIMEOUTS__DRAIN_S="120") as run:
+        run.until(lambda: any(" loadgen replay " in command for command in run.processes().values()))
+        os.kill(run.find("prefill --name prefill-0 "), signal.SIGSTOP)  # it cannot drain
+        run.interrupt()
+        assert run.wait(10) == 128 + signal.SIGINT
+        assert run.left_behind(seconds=1) == ({}, [])
+
+
 def test_a_second_interrupt_ends_it_at_once(model: Path, tmp_path: Path) -> None:
     slow = {"DUALPATH_TIMEOUTS__DRAIN_S": "120"}
     with launched(tmp_path, "up", "--model", str(model), "--port", "0", **slow) as run, running_request(run):

@@ -116,10 +116,13 @@ class Cluster:
             raise
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        """The front end finishes its requests while the rest is still there. Bounded; when cancelled, kills at once."""
+    async def __aexit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        """The front end finishes its requests while the rest is still there. Bounded; kills at once when cancelled, and
+        when left by an exception: nobody waits for the answers any more."""
         grace = self.config.timeouts.drain_s + CLOSE_S
         try:
+            if failure is not None:
+                return
             await end_all([self._children["frontend"]], grace)
             await end_all(self._children.values(), grace)
         finally:
