@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from common.errors import ConfigError
 from common.faults import Fault
@@ -31,9 +31,23 @@ def parse_size(value: object) -> object:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
+def endpoint_host(endpoint: str) -> str:
+    """'tcp://[::1]:5700' -> '::1'. ValueError unless it is a tcp endpoint."""
+    match = re.fullmatch(r"tcp://(?:\[([^\]]+)\]|([^:\[\]]+)):(\d+|\*)", endpoint)
+    if match is None:
+        raise ValueError(f"{endpoint!r} is not an endpoint of the form tcp://HOST:PORT")
+    return match[1] or match[2]
+
+
+def _endpoint(value: str) -> str:
+    endpoint_host(value)
+    return value
+
+
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
 
 
 class _Section(BaseModel):
@@ -80,7 +94,7 @@ class StorageConfig(_Section):
 class SchedulerConfig(_Section):
     """control: where the scheduler listens and everybody finds it. beta: cap on an engine's unfinished tokens."""
 
-    control: str = "tcp://127.0.0.1:5700"
+    control: Endpoint = "tcp://127.0.0.1:5700"
     read_side: Literal["pe_only", "de_only", "round_robin", "shorter_queue"] = "shorter_queue"
     beta: Count = 1 << 20
     max_waiting: Count = 4096
@@ -178,14 +192,6 @@ class Config(_Section):
         return self
 
 
-def endpoint_host(endpoint: str) -> str:
-    """'tcp://[::1]:5700' -> '::1'. ValueError unless it is a tcp endpoint."""
-    match = re.fullmatch(r"tcp://(?:\[([^\]]+)\]|([^:\[\]]+)):(\d+|\*)", endpoint)
-    if match is None:
-        raise ValueError(f"{endpoint!r} is not an endpoint of the form tcp://HOST:PORT")
-    return match[1] or match[2]
-
-
 def is_loopback(host: str) -> bool:
     """True for localhost and loopback addresses of both families."""
     if host == "localhost":
@@ -217,7 +223,8 @@ def load_config(file: Path | None = None, overrides: dict[str, Any] | None = Non
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "configuration"
-        raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+        what = "no such field" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{where}: {what}") from None
 
 
 def _assign(values: dict[str, Any], path: list[str], value: object) -> None:

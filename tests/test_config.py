@@ -1,0 +1,41 @@
+"""The configuration: where values come from, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.config import load_config
+from common.errors import ConfigError
+
+
+def test_flags_go_before_the_environment_and_that_before_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text("[frontend]\nport = 1\n[timeouts]\ncall_s = 1\nread_s = 1\n[decode]\nbuffer = '2MiB'\n")
+    monkeypatch.setenv("DUALPATH_FRONTEND__PORT", "2")
+    monkeypatch.setenv("DUALPATH_TIMEOUTS__CALL_S", "2")
+    config = load_config(file, {"frontend.port": 3, "timeouts.read_s": None})
+    assert (config.frontend.port, config.timeouts.call_s, config.timeouts.read_s) == (3, 2.0, 1.0)
+    assert config.decode.buffer == 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[model]\npaht = 'x'", "model.paht: no such field"),
+        ("[decoder]\nthreads = 1", "decoder: no such field"),
+        ("[decode]\nbuffer = '12 parsecs'", "decode.buffer: '12 parsecs' is not a size"),
+        ("[scheduler]\ncontrol = 'localhost:5700'", "scheduler.control: 'localhost:5700' is not an endpoint"),
+        ("[network]\nhost = '0.0.0.0'", "network.host '0.0.0.0' is not loopback: set security.curve_dir"),
+        ("[scheduler]\ncontrol = 'tcp://[fd00::1]:5700'", "scheduler.control 'fd00::1' is not loopback"),
+    ],
+)
+def test_a_wrong_value_is_named(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_config(file)
+    assert message in str(refused.value)
