@@ -40,7 +40,7 @@ Scale = Annotated[int | None, typer.Option(min=1, help="Divide all lengths by K"
 Think = Annotated[bool, typer.Option("--think", help="Keep the think times between turns")]
 SloTtft = Annotated[float, typer.Option(callback=_positive, help="Objective for TTFT, in seconds")]
 SloTpot = Annotated[float, typer.Option(callback=_positive, help="Objective for TPOT, in seconds")]
-Out = Annotated[Path | None, typer.Option(help="Write the result here, as JSON")]
+Out = Annotated[Path | None, typer.Option(help="Write the result here, as JSON", dir_okay=False, writable=True)]
 TranscriptFile = Annotated[Path | None, typer.Option(help="Write every turn's token ids here, as JSON lines")]
 Show = Annotated[ProgressMode, typer.Option(help="On stderr: a bar on a terminal, or a JSON line a turn, or nothing")]
 

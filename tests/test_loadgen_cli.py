@@ -147,6 +147,7 @@ def test_errors_are_one_line_that_names_the_fix(tmp_path: Path) -> None:
         ["online", "--url", "http://h", "--aps", "1", "--duration", "inf"],
         ["online", "--url", "http://h", "--aps", "0", "--duration", "1"],
         ["replay", "--url", "http://h", "--slo-tpot", "-1"],
+        ["replay", "--url", "http://h", "--out", "/"],
     ],
 )
 def test_bad_options(arguments: list[str]) -> None:
