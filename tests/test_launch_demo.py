@@ -62,7 +62,7 @@ REPORT: dict[str, Any] = {
         "agents": 2,
         "transport": "auto",
         "dtype": "float32",
-        "scaling": {"sessions": 1, "rule": "as is", "factors": {"a": 1}},
+        "scaling": {"sessions": 1, "max_context": 900, "factors": {"a": 1}},
     },
 }
 

@@ -199,7 +199,8 @@ def findings(report: dict[str, Any]) -> list[str]:
     facts, scaling = report["facts"], report["facts"]["scaling"]
     lines = [
         f"replayed: {facts['sessions']}, {scaling['sessions']} sessions, {facts['agents']} at a time",
-        f"lengths: {scaling['rule']}; divided by {', '.join(str(k) for k in scaling['factors'].values())}",
+        f"lengths: divided by {', '.join(str(k) for k in scaling['factors'].values())}, "
+        f"so that no context is longer than {scaling['max_context']} tokens",
         f"transport: {facts['transport']}; dtype: {facts['dtype']}; reads: storage side of each node",
     ]
     lines += [f"{row['system']}: {row['failed']} turns FAILED" for row in report["results"] if row["failed"]]
