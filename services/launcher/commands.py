@@ -27,7 +27,12 @@ from services.launcher.status import get_status, status_table
 
 PIPE_WIDTH = 160
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Serve a model to agents: prefill and decode engines that both read the KV-cache in storage.",
+)
 results, errors = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH), Console(stderr=True)
 
 
@@ -40,7 +45,12 @@ class Transport(StrEnum):
 
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration (TOML)", metavar="FILE")]
-ModelOption = Annotated[str, typer.Option("--model", help="Model directory or hub id", metavar="DIR_OR_ID")]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model", help="Model directory or hub id", metavar="DIR_OR_ID", show_default="a small one, fetched once"
+    ),
+]
 
 
 def _progress() -> Progress:
@@ -98,8 +108,12 @@ async def _watch(cluster: Cluster, run: RunDirectory) -> int:
 @app.command("demo")
 def demo_command(
     model: ModelOption = "",
-    sessions: Annotated[Path, typer.Option(help="Agent sessions (JSON lines)", metavar="FILE")] = PACKAGED,
-    out: Annotated[Path | None, typer.Option(help="Write the results here, as JSON", metavar="FILE")] = None,
+    sessions: Annotated[
+        Path, typer.Option(help="Agent sessions (JSON lines)", metavar="FILE", show_default="those of the package")
+    ] = PACKAGED,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the results here, as JSON", metavar="FILE", dir_okay=False, writable=True)
+    ] = None,
     agents: Annotated[int, typer.Option(min=1, help="Sessions that are played at a time")] = 2,
     max_sessions: Annotated[int, typer.Option(min=1, help="Use the first N sessions")] = DEMO.max_sessions or 1,
     max_turns: Annotated[int, typer.Option(min=1, help="Use the first N turns of each")] = DEMO.max_turns or 1,
@@ -141,7 +155,12 @@ def status_command(config: ConfigFile = None) -> None:
 
 
 async def _status(file: Path | None) -> int:
-    results.print(status_table(await get_status(load_config(file))))
+    config = load_config(file)
+    try:
+        status = await get_status(config)
+    except DualPathError as error:
+        raise ConfigError(f"{error}: is a cluster up there? --config FILE names another scheduler") from None
+    results.print(status_table(status))
     return 0
 
 
