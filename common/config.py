@@ -137,7 +137,7 @@ class TimeoutsConfig(_Section):
     register_s: Seconds = 120.0
     heartbeat_s: Seconds = 0.5
     heartbeat_timeout_s: Seconds = 5.0
-    lookup_s: Seconds = 0.2
+    lookup_s: Seconds = 1.0
     breaker_s: Seconds = 2.0
     read_s: Seconds = 20.0
     store_s: Seconds = 20.0

@@ -109,14 +109,27 @@ class Link:
         self._socket.close(LINGER_MS)
 
 
+def _read_key_pair(directory: str) -> tuple[bytes, bytes]:
+    """(public, secret) of the cluster's CURVE certificate. ConfigError if it cannot be read."""
+    path = Path(directory) / "cluster.key_secret"
+    try:
+        public, secret = zmq.auth.load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"security.curve_dir: cannot read {path}: {error}") from None
+    if secret is None:
+        raise ConfigError(f"security.curve_dir: {path} holds no secret key")
+    return public, secret
+
+
 class Node:
-    """This process on the control plane. identity must be unique to this incarnation."""
+    """This process on the control plane. identity must be unique to this incarnation. ConfigError for unusable keys."""
 
     def __init__(self, identity: str, security: SecurityConfig, metrics: Metrics, faults: Faults) -> None:
         self.identity = identity
         self.endpoint = ""
         self._security = security
         self._faults = faults
+        self._key_pair = _read_key_pair(security.curve_dir) if security.curve_dir else None
         self._context = zmq.asyncio.Context()  # one node a process, so one context
         self._handlers: dict[type, Handler] = {}
         self._links: dict[str, Link] = {}
@@ -140,17 +153,17 @@ class Node:
         """Listen at tcp://HOST:PORT (port * or 0: any free one); returns the real endpoint. ConfigError if it is taken
         or needs keys."""
         host = endpoint_host(endpoint)
+        if self._key_pair is None and not is_loopback(host):
+            raise ConfigError(f"{endpoint} is not loopback: set security.curve_dir to a directory with CURVE keys")
         socket = self._socket(zmq.ROUTER, host)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        if self._security.curve_dir:
-            public, secret = self._keys()
+        if self._key_pair is not None:
+            public, secret = self._key_pair
             self._authenticator = AsyncioAuthenticator(self._context)
             self._authenticator.start()
             self._authenticator.configure_curve(domain="*", location=self._security.curve_dir)
             socket.curve_publickey, socket.curve_secretkey, socket.curve_server = public, secret, True
-        elif not is_loopback(host):
-            raise ConfigError(f"{endpoint} is not loopback: set security.curve_dir to a directory with CURVE keys")
         try:
             socket.bind(endpoint.removesuffix(":0") + ":*" if endpoint.endswith(":0") else endpoint)
         except zmq.ZMQError as error:
@@ -172,8 +185,8 @@ class Node:
                 raise DualPathError(ErrorCode.UNREACHABLE, f"{endpoint} has left the cluster")
             socket = self._socket(zmq.DEALER, endpoint_host(endpoint))
             socket.setsockopt_string(zmq.IDENTITY, self.identity)
-            if self._security.curve_dir:
-                public, secret = self._keys()
+            if self._key_pair is not None:
+                public, secret = self._key_pair
                 socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = public, secret, public
             socket.connect(endpoint)
             link = self._links[endpoint] = Link(self, endpoint, socket)
@@ -246,16 +259,6 @@ class Node:
         if ":" in host:
             socket.setsockopt(zmq.IPV6, 1)
         return socket
-
-    def _keys(self) -> tuple[bytes, bytes]:
-        path = Path(self._security.curve_dir) / "cluster.key_secret"
-        try:
-            public, secret = zmq.auth.load_certificate(path)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"security.curve_dir: cannot read {path}: {error}") from None
-        if secret is None:
-            raise ConfigError(f"security.curve_dir: {path} holds no secret key")
-        return public, secret
 
     def _read(self, socket: zmq.asyncio.Socket, link: Link | None) -> None:
         self._readers[link or self] = asyncio.create_task(self._reader(socket, link), name=f"read {self.identity}")

@@ -19,6 +19,7 @@ from common.wire import PROTOCOL_VERSION
 from services.decode.service import DecodeEngine
 from services.engine.reference import Reference
 from services.scheduler.policy import Policy
+from services.scheduler.service import Scheduler
 from services.storage_gateway.service import StorageGateway
 from tests.cluster import Driver, cluster_config, run_cluster
 from tests.models import tiny_model
@@ -216,3 +217,21 @@ async def test_an_engine_that_cannot_hold_a_block_of_context_says_so(model, tmp_
                 await engine.start()
         finally:
             await engine.stop(drain=False)
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+async def test_unusable_curve_keys_are_one_clear_line(model, tmp_path, content):
+    """And nothing hangs: neither the service that does not start, nor its end."""
+    if content is not None:
+        (tmp_path / "cluster.key_secret").write_text(content)
+    with pytest.raises(ConfigError, match=r"security\.curve_dir: .*cluster\.key_secret"):
+        Scheduler(cluster_config(model, tmp_path / "blocks", security__curve_dir=str(tmp_path)), "scheduler")
+
+
+async def test_an_address_beyond_loopback_is_refused_without_keys_and_nothing_hangs(model, tmp_path):
+    config = cluster_config(model, tmp_path)
+    node = Scheduler(config, "scheduler").node
+    with pytest.raises(ConfigError, match="curve_dir"):
+        await node.bind("tcp://10.9.8.7:*")
+    async with asyncio.timeout(5):
+        await node.close()

@@ -140,3 +140,21 @@ async def test_limits_are_checked_again_at_the_engines(model, tmp_path):
         async with asyncio.timeout(60):
             await good.done.wait()
         assert good.failed is None
+
+
+async def test_engines_with_an_abandoned_forward_drain_at_once(model, tmp_path):
+    """C18: the forward in hand ends, then the engine, then its traffic manager; nobody waits for a deadline."""
+    config = cluster_config(model, tmp_path, timeouts__drain_s=20)
+    async with run_cluster(config) as cluster:
+        requests = [cluster.driver.request([5 + n] * 1500, Sampling(1)) for n in range(4)]
+        for request in requests:
+            await cluster.driver.submit(request)
+        async with asyncio.timeout(10):
+            while cluster.prefill()._run is None:
+                await asyncio.sleep(0.001)
+        for request in requests:
+            cluster.driver.cancel(request)
+        async with asyncio.timeout(5):
+            for engines in (cluster.engines, cluster.traffic_managers):
+                for name in ("prefill-0", "decode-0"):
+                    await engines.pop(name).stop()

@@ -167,7 +167,7 @@ class PrefillEngine(EngineService):
         loop = asyncio.get_running_loop()
 
         def computed(msg: LayersComputed) -> None:
-            loop.call_soon_threadsafe(self.traffic_manager.send, msg)
+            loop.call_soon_threadsafe(self._computed, msg)
 
         wait_s = LAYER_TRANSFERS * self.config.timeouts.transfer_s
         try:
@@ -182,6 +182,12 @@ class PrefillEngine(EngineService):
             self._run = None
         for chunk in batch:
             self._advance(chunk, run)
+
+    def _computed(self, msg: LayersComputed) -> None:
+        try:
+            self.traffic_manager.send(msg)
+        except DualPathError as error:  # we are shutting down, or our traffic manager is gone and so are we
+            self.log.debug("traffic manager not reached", error=str(error))
 
     def _plan(self, batch: list[Chunk]) -> ForwardRun:
         assert self.memory is not None
@@ -248,7 +254,7 @@ class PrefillEngine(EngineService):
     # -- end --
 
     async def drain(self) -> None:
-        while self._sequences:
+        while self._sequences or self._run is not None:
             await asyncio.sleep(0.02)
 
     async def shut(self) -> None:

@@ -23,7 +23,6 @@ from common.blocks.geometry import BlockGeometry
 from common.errors import DualPathError
 from common.log import get_logger
 from common.messages import BeginForward, ForwardDrained, LayersLoaded, SequenceSlice
-from common.rpc import Peer
 from common.transport.base import Batch, Intent, Transport
 from common.transport.region import RegionDescriptor
 from common.types import RequestKey
@@ -52,7 +51,7 @@ class _Sequence:
 
 
 class Forward:
-    """Runs one BeginForward plan. All regions are those of the compute transport."""
+    """Runs one BeginForward plan. All regions are those of the compute transport. tell(msg) sends to the engine."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class Forward:
         device: RegionDescriptor,
         pushes: PushClient,
         hops: Hops,
-        engine: Peer,
+        tell: Callable[[object], None],
     ) -> None:
         self.plan = plan
         self._geometry = geometry
@@ -73,7 +72,7 @@ class Forward:
         self._device = device
         self._pushes = pushes
         self._hops = hops
-        self._engine = engine
+        self._tell = tell
         self._slot_bytes = plan.rows * geometry.row_bytes
         self._num_steps = -(-geometry.num_layers // plan.layers_per_step)
         self._computed = [asyncio.Event() for _ in range(self._num_steps)]
@@ -101,7 +100,7 @@ class Forward:
         await self._pushes.settle()
         for sequence in self._alive():
             sequence.staged.sent = sequence.stop
-        self._engine.send(ForwardDrained(self.plan.forward, list(self._failed)))
+        self._tell(ForwardDrained(self.plan.forward, list(self._failed)))
         return [sequence.place for sequence in self._alive()]
 
     def _plan_runs(self, sequence: _Sequence) -> None:
@@ -129,7 +128,7 @@ class Forward:
             first = step * per_step
             layers = Layers(first, min(per_step, self._geometry.num_layers - first), self._slot_bytes)
             await self._load(layers, base)
-            self._engine.send(LayersLoaded(self.plan.forward, step, list(self._failed)))
+            self._tell(LayersLoaded(self.plan.forward, step, list(self._failed)))
             await self._computed[step].wait()
             await self._send(layers, base)
 

@@ -57,6 +57,7 @@ class Pages:
         self._timeouts = timeouts
         self._spawn = spawn
         self._tell = tell
+        self.num_storing = 0  # batches of blocks that were announced and are not yet stored or given up
         self._log = get_logger()
 
     async def load(self, msg: LoadPages) -> Done:
@@ -78,12 +79,14 @@ class Pages:
 
     async def _store_staged(self, slots: list[int], keys: list[bytes], first: int, wanted: list[bool]) -> None:
         """Store the wanted blocks of slots[first:]; the other slots are given back at once."""
+        self.num_storing += 1
         keep = list(compress(slots[first : first + len(keys)], wanted))
         kept = set(keep)
         self._staging.give_back([slot for slot in slots if slot not in kept])
         try:
             await self._store.store(list(compress(keys, wanted)), keep)
         finally:
+            self.num_storing -= 1
             self._staging.give_back(keep)
 
     async def persist(self, msg: PersistPages) -> Done:
@@ -95,12 +98,14 @@ class Pages:
         return Done()
 
     async def _persist(self, ticket: int, pages: list[int], keys: list[bytes]) -> None:
+        self.num_storing += 1
         batch = min(STORE_BATCH, self._persisting.pool.total)
         for start in range(0, len(pages), batch):
             stop = start + batch
             await self._persist_batch(pages[start:stop], keys[start:stop], ticket if stop >= len(pages) else None)
         if not pages:
             self._tell(PagesPersisted(ticket))
+        self.num_storing -= 1
 
     async def _persist_batch(self, pages: list[int], keys: list[bytes], ticket: int | None) -> None:
         slots: list[int] = []

@@ -64,6 +64,7 @@ class TrafficManager(Service):
         self._last_forward = 0
         self._hops = Hops(self.metrics)
         self._fence = Fence(host_identity(), max(config.timeouts.transfer_s, config.timeouts.read_s))
+        self._pages: Pages | None = None
         self.staging: SlotQueue | None = None
         self.persisting: SlotQueue | None = None
 
@@ -123,7 +124,7 @@ class TrafficManager(Service):
             self.metrics,
             self._fence,
             self._spawn_transfer,
-            peer.send,
+            self._tell,
         )
         if msg.role is Role.DECODE:
             self._serve_decode(DecodeRequests(self._buffer, *common), blocks - persist_blocks, persist_blocks)
@@ -136,6 +137,16 @@ class TrafficManager(Service):
             lambda: len(self.staging) if self.staging else 0
         )
         return Attached(self.staging.pool.total, self.incarnation)
+
+    def _tell(self, msg: object) -> None:
+        """One-way to our engine. If that is gone so are we, soon; if it does not take its messages, at once."""
+        assert self._engine is not None
+        try:
+            self._engine.send(msg)
+        except DualPathError as error:
+            self.log.debug("engine not reached", type=type(msg).__name__, error=str(error))
+            if error.code is not ErrorCode.UNREACHABLE:
+                self.fail(error)
 
     def _adopt(self, memory: Memory) -> RegionDescriptor:
         self._memories.append(memory)
@@ -166,7 +177,6 @@ class TrafficManager(Service):
         on(LayersComputed, self._on_layers_computed)
 
     def _begin_forward(self, msg: BeginForward, requests: PrefillRequests) -> None:
-        assert self._engine is not None
         if msg.forward <= self._last_forward:
             return  # repeated
         self._last_forward = msg.forward
@@ -179,7 +189,7 @@ class TrafficManager(Service):
             self._device,
             self._pushes,
             self._hops,
-            self._engine,
+            self._tell,
         )
         self._forwards[msg.forward] = forward
         self._spawn_transfer(self._forward(forward, requests), f"forward {msg.forward}")
@@ -199,7 +209,7 @@ class TrafficManager(Service):
 
     def _serve_decode(self, requests: DecodeRequests, first_persist_slot: int, persist_blocks: int) -> None:
         self.requests = requests
-        assert self.staging is not None and self._engine is not None
+        assert self.staging is not None
         self.persisting = SlotQueue(SlotPool(persist_blocks, first=first_persist_slot))
         pages = Pages(
             self._geometry,
@@ -213,7 +223,7 @@ class TrafficManager(Service):
             self._hops,
             self.config.timeouts,
             self._spawn_transfer,
-            self._engine.send,
+            self._tell,
         )
         on = self.node.on
         on(Stage, lambda msg, peer: requests.stage(msg))
@@ -226,9 +236,8 @@ class TrafficManager(Service):
         self._pages = pages
 
     def _on_delivered(self, msg: Delivered, requests: DecodeRequests) -> None:
-        assert self._engine is not None
         requests.peer_quiet(msg.request_id, msg.attempt)
-        self._engine.send(msg)
+        self._tell(msg)
 
     async def _on_push(self, msg: PushRows, peer: Peer) -> Done:
         staged = self.requests.staged(msg.request_id, msg.attempt)
@@ -243,9 +252,11 @@ class TrafficManager(Service):
         return Done()
 
     async def _on_load(self, msg: LoadPages, peer: Peer) -> Done:
+        assert self._pages is not None
         return await self._pages.load(msg)
 
     async def _on_persist(self, msg: PersistPages, peer: Peer) -> Done:
+        assert self._pages is not None
         return await self._pages.persist(msg)
 
     # -- end --
@@ -263,7 +274,8 @@ class TrafficManager(Service):
         return not self._forwards and all(pool.num_free == pool.total for pool in pools)
 
     async def drain(self) -> None:
-        while not self.idle:
+        """Our engine has ended before us: what it had staged is void, but blocks on their way to storage arrive."""
+        while self._pages is not None and self._pages.num_storing:
             await asyncio.sleep(0.02)
 
     async def shut(self) -> None:
