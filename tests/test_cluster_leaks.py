@@ -41,6 +41,13 @@ def resources():
     }
 
 
+def growth(before, after):
+    """What is more than it was. Executors fill up to their bound, and sockets linger for a moment."""
+    more = {name: after[name] - before[name] for name in before}
+    slack = {"fds": 4, "threads": 4}
+    return {name: value for name, value in more.items() if (value if name == "tasks" else value > slack.get(name, 0))}
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 async def test_two_hundred_mixed_requests_half_of_them_cancelled(model, reference, tmp_path, transport):
     rng = random.Random(transport)
@@ -75,11 +82,10 @@ async def test_two_hundred_mixed_requests_half_of_them_cancelled(model, referenc
             await asyncio.gather(*(one(index) for index in range(start, start + 25)))
         await cluster.quiet()
         cluster.check_integrity()
-        after = resources()
-        assert not after["tasks"] - before["tasks"]
-        assert after["mappings"] == before["mappings"]
-        assert after["threads"] <= before["threads"] + 4  # executors fill up to their bound
-        assert after["fds"] <= before["fds"] + 4
+        async with asyncio.timeout(10):
+            while grown := growth(before, resources()):
+                print("not yet back:", grown)
+                await asyncio.sleep(0.2)
         assert (await driver.generate(base, 8)).tokens == reference.greedy(base, 8)
 
 
