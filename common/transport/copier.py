@@ -7,7 +7,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from common.transport.region import RegionDescriptor
 PIECE_BYTES = 1 << 20
 #: A shorter copy keeps the interpreter lock: getting it back from a busy thread could take longer than the copy.
 UNLOCKED_BYTES = 32 << 10
-#: A local batch of at most so many bytes and runs is copied at once: handing it to the thread would take longer.
+#: A batch of at most so many bytes and runs is copied at once: handing it to the thread would take longer.
 INLINE_BYTES = 128 << 10
 INLINE_RUNS = 64
 
@@ -39,12 +39,18 @@ class Copier:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="copier")
+        self._last: Future[None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """The thread has nothing to do; its work comes from the event loop, so nothing begins before that goes on."""
+        return self._last is None or self._last.done()
 
     async def run(self, work: Callable[[Stop], None]) -> None:
         """Run work on the thread. Cancellation sets its stop and returns once it has ended, or at once if it has not
         begun."""
         stop = Stop()
-        running = self._executor.submit(work, stop)
+        running = self._last = self._executor.submit(work, stop)
         done = asyncio.wrap_future(running)
         try:
             await asyncio.shield(done)
@@ -56,7 +62,7 @@ class Copier:
 
     def submit(self, work: Callable[[], None]) -> None:
         """Run work on the thread some time."""
-        self._executor.submit(work)
+        self._last = self._executor.submit(work)
 
     def close(self) -> None:
         """End the thread. Only when nothing runs."""
@@ -83,10 +89,15 @@ class LocalMover(Mover):
         if target is None:
             raise TransferError("the target region was deregistered")
         memory = target.memory
-        if job.batch.num_bytes <= INLINE_BYTES and len(job.batch.runs) <= INLINE_RUNS:
+        if is_small(job):
             copy(job, memory, Stop())
             return
         await self._copier.run(lambda stop: copy(job, memory, stop))
+
+
+def is_small(job: Job) -> bool:
+    """Not worth the thread."""
+    return job.batch.num_bytes <= INLINE_BYTES and len(job.batch.runs) <= INLINE_RUNS
 
 
 def copy(job: Job, target: Memory, stop: Stop) -> None:

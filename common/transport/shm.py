@@ -13,7 +13,7 @@ import select
 import time
 
 from common.transport.base import TransferError
-from common.transport.copier import Copier, Stop, copy
+from common.transport.copier import Copier, Stop, copy, is_small
 from common.transport.memory import Memory, host_identity, owner_pid
 from common.transport.mover import Job, Mover, Region
 from common.transport.region import RegionDescriptor
@@ -23,7 +23,7 @@ QUIET_POLL_S = 0.001
 
 
 class ShmMover(Mover):
-    """Mappings are opened, used and closed on the copier's thread alone, so they need no lock."""
+    """Mappings are opened, used and closed on the copier's thread, or here while that is idle, so they need no lock."""
 
     name = "shm"
 
@@ -60,7 +60,10 @@ class ShmMover(Mover):
             self._watch(owner)
         except (OSError, ValueError) as error:
             raise TransferError(f"the owner of the target region cannot be found: {error}") from None
-        await self._copier.run(lambda stop: self._write(owner, job, stop))
+        if is_small(job) and self._copier.idle:
+            self._write(owner, job, Stop())
+        else:
+            await self._copier.run(lambda stop: self._write(owner, job, stop))
         if owner not in self._owners or _has_ended(self._owners[owner]):
             raise TransferError(f"process {owner}, which owns the target region, has ended")
 
