@@ -174,13 +174,18 @@ class Service:
         self.spawn(self._heartbeat(answer.heartbeat_s), "heartbeat", essential=True)
 
     async def _heartbeat(self, interval: float) -> None:
+        """Renew our lease. Who cannot reach the scheduler ends before others rely on its end, also if it could still
+        reach them: they reuse the memory that it writes into."""
         loop = asyncio.get_running_loop()
+        patience = self.config.timeouts.heartbeat_timeout_s
         while True:
-            due = loop.time() + interval
             try:
-                self.scheduler.send(Heartbeat(self.incarnation, self.metrics.snapshot()))
+                await self.scheduler.call(Heartbeat(self.incarnation, self.metrics.snapshot()), patience)
             except DualPathError as error:
-                self.log.warning("heartbeat not sent", error=str(error))
+                if error.code is ErrorCode.UNREACHABLE:
+                    raise DualPathError(ErrorCode.ENGINE_LOST, f"no lease: {error.message}") from None
+                self.log.warning("heartbeat refused", error=str(error))
+            due = loop.time() + interval
             await asyncio.sleep(interval)
             self._lag.set(max(loop.time() - due, 0.0))
 

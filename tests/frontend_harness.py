@@ -20,6 +20,7 @@ from common.messages import (
     Accepted,
     Cancel,
     Capacity,
+    Done,
     Finished,
     Heartbeat,
     Leave,
@@ -149,7 +150,7 @@ class FakeCluster:
     async def start(self) -> None:
         await self.scheduler.bind("tcp://127.0.0.1:*")
         self.scheduler.on(Register, self._on_register)
-        self.scheduler.on(Heartbeat, lambda msg, peer: None)
+        self.scheduler.on(Heartbeat, lambda msg, peer: Done())
         self.scheduler.on(Leave, lambda msg, peer: None)
         self.scheduler.on(Submit, self._on_submit)
         self.scheduler.on(Cancel, self._on_cancel)

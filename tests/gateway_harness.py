@@ -18,6 +18,7 @@ from common.messages import (
     Announced,
     BlockResults,
     Commit,
+    Done,
     Heartbeat,
     Leave,
     Match,
@@ -84,7 +85,7 @@ class Scheduler:
 
     async def start(self) -> str:
         self.node.on(Register, self._on_register)
-        self.node.on(Heartbeat, lambda msg, peer: None)
+        self.node.on(Heartbeat, lambda msg, peer: Done())
         self.node.on(Leave, lambda msg, peer: None)
         return await self.node.bind("tcp://127.0.0.1:*")
 

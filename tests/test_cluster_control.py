@@ -13,6 +13,7 @@ import zmq.asyncio
 import zmq.auth
 
 from common.errors import ConfigError, DualPathError, ErrorCode
+from common.faults import Fault
 from common.messages import GetStatus, Member, Register, Status
 from common.types import Role
 from common.wire import PROTOCOL_VERSION
@@ -235,3 +236,20 @@ async def test_an_address_beyond_loopback_is_refused_without_keys_and_nothing_ha
         await node.bind("tcp://10.9.8.7:*")
     async with asyncio.timeout(5):
         await node.close()
+
+
+@pytest.mark.parametrize("name", ["decode-1", "decode-1.tm"])
+async def test_a_process_that_the_scheduler_cannot_hear_ends_itself(model, tmp_path, name):
+    """Its peers it could still reach; they rely on its end. The others go on."""
+    fault = Fault(point="message", action="drop", type="Heartbeat", process=name, times=0)
+    config = cluster_config(
+        model, tmp_path, timeouts__heartbeat_s=0.1, timeouts__heartbeat_timeout_s=1.5, faults=[fault]
+    )
+    async with run_cluster(config, decode=2) as cluster:
+        cut_off = cluster.traffic_managers["decode-1"] if name.endswith(".tm") else cluster.engines["decode-1"]
+        async with asyncio.timeout(10):
+            await cut_off.failed.wait()
+        engine, manager = cluster.engines.pop("decode-1"), cluster.traffic_managers.pop("decode-1")
+        for service in (engine, manager):
+            await service.stop(drain=False)
+        assert (await cluster.driver.generate([7] * 70, 2)).finished is not None

@@ -61,7 +61,7 @@ class Registered:
 @message
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """process -> scheduler, every heartbeat_s, with all its counters and gauges."""
+    """process -> scheduler, call, every heartbeat_s, with all its counters and gauges. Answered by Done."""
 
     incarnation: str
     counters: dict[str, float]

@@ -13,6 +13,7 @@ from common.messages import (
     Accepted,
     Assign,
     Cancel,
+    Done,
     Fetch,
     GetStatus,
     HandedOver,
@@ -126,9 +127,10 @@ class Scheduler(Service):
             member.incarnation, member.role, member.node, capacity.buffer_blocks, capacity.device_tokens
         )
 
-    def _on_heartbeat(self, msg: Heartbeat, peer: Peer) -> None:
+    def _on_heartbeat(self, msg: Heartbeat, peer: Peer) -> Done:
         if not self.registry.seen(msg.incarnation, msg.counters, monotonic()):
             peer.send(MemberLeft(msg.incarnation, "", "not a member (any more): start again"))
+        return Done()
 
     def _on_leave(self, msg: Leave, peer: Peer) -> None:
         if msg.final:

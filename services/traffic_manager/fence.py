@@ -1,7 +1,7 @@
 """When a process that has left can no longer write into our memory.
 
-A peer on this host may hold a mapping, so it counts as gone only when its process is. A peer elsewhere writes through
-our listener within its own deadlines, that of a transfer or that of a storage read.
+A peer on this host may hold a mapping, so it counts as gone only when its process is. A peer elsewhere ends itself when
+its lease does (common.service), and what it has begun by then ends within the deadline of a transfer or a storage read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ POLL_S = 0.05
 
 class Fence:
     """Tracks processes that have left. host: our common.transport.memory.host_identity(). write_s: the longest that a
-    write of a peer elsewhere goes on."""
+    peer elsewhere goes on writing after the scheduler has given it up."""
 
     def __init__(self, host: str, write_s: float) -> None:
         self._host = host

@@ -63,7 +63,9 @@ class TrafficManager(Service):
         self._forwards: dict[int, Forward] = {}
         self._last_forward = 0
         self._hops = Hops(self.metrics)
-        self._fence = Fence(host_identity(), max(config.timeouts.transfer_s, config.timeouts.read_s))
+        timeouts = config.timeouts
+        longest_write = max(timeouts.transfer_s, timeouts.read_s)
+        self._fence = Fence(host_identity(), timeouts.heartbeat_timeout_s + longest_write)
         self._pages: Pages | None = None
         self.staging: SlotQueue | None = None
         self.persisting: SlotQueue | None = None
