@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from common.faults import Fault
 from common.types import Sampling, hit_block_limit
 from services.engine.memory import DeviceMemory
 from services.engine.reference import Reference
@@ -191,3 +192,15 @@ async def test_device_memory_apart_from_the_segment(models, tmp_path, read_side,
             assert outcome.tokens == reference.greedy(prompt, 70)
             assert outcome.cached_tokens == 64 * (max(len(history) - 1, 0) // 64)
             history = prompt + outcome.tokens
+
+
+async def test_a_turn_ends_only_when_all_of_its_blocks_are_announced(models, tmp_path):
+    """Also a block that filled some steps before the last one, and whose announcement is slow."""
+    directory, reference = models("llama")
+    slow = Fault(point="message", action="delay", type="PersistPages", seconds=0.5)
+    prompt = random_prompt(random.Random(17), 60)
+    async with run_cluster(cluster_config(directory, tmp_path, faults=[slow])) as cluster:
+        first = await cluster.driver.generate(prompt, 8)
+        history = prompt + first.tokens
+        assert (await cluster.driver.generate(history, 2)).cached_tokens == 64
+        assert first.tokens == reference.greedy(prompt, 8)

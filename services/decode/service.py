@@ -63,6 +63,7 @@ class DecodeEngine(EngineService):
         self._handoff: asyncio.Queue[Sequence] = asyncio.Queue()
         self._running: list[Sequence] = []
         self._tickets: dict[int, list[int]] = {}
+        self._announcements: dict[RequestKey, list[asyncio.Task[None]]] = {}  # of running requests
         self._next_ticket = 0
         self._wake = asyncio.Event()  # pages came free, or the running batch changed
         self._decoded = self.metrics.counter("decode_tokens", "Tokens decoded")
@@ -131,6 +132,7 @@ class DecodeEngine(EngineService):
         sequence = self._sequences.pop(key, None)
         if sequence is None:
             return
+        self._announcements.pop(key, None)
         sequence.dropped = True  # whoever holds its pages (a handoff, the step in hand) gives them back
         if not sequence.pages:
             self.release(key)
@@ -254,14 +256,14 @@ class DecodeEngine(EngineService):
     def _advance(self, batch: list[Sequence], tokens: list[int]) -> None:
         """Tokens out, filled blocks to storage, finished requests away."""
         out: dict[str, tuple[Request, list[Token]]] = {}
-        full: list[tuple[int, bytes]] = []
+        full: dict[Sequence, tuple[int, bytes]] = {}
         ended = []
         for sequence, token in zip(batch, tokens, strict=True):
             if sequence.dropped:
                 continue
             filled = sequence.computed_one(self.geometry, self.directory.manifest.namespace)
             if filled is not None:
-                full.append(filled)
+                full[sequence] = filled
             sequence.tokens.append(token)
             request = sequence.request
             out.setdefault(request.reply_to, (request, []))[1].append(
@@ -276,35 +278,44 @@ class DecodeEngine(EngineService):
             self.to_frontend(request, Tokens(generated))
         self._running = [sequence for sequence in self._running if sequence.finish is None]
         if full:
-            self._pin(full)
-        if full or ended:
-            self._next_ticket += 1
-            self.spawn(self._settle(self._next_ticket, full, ended), f"persist {self._next_ticket}", essential=True)
+            self._announce(full)
+        for sequence in ended:
+            self.spawn(self._end(sequence), f"end {sequence.key[0]}", essential=True)
 
     # -- persistence and end --
 
-    def _pin(self, full: list[tuple[int, bytes]]) -> None:
-        for page, _ in full:
+    def _announce(self, full: dict[Sequence, tuple[int, bytes]]) -> None:
+        """Filled blocks on their way to storage: page and key, by sequence. Pinned until they have been copied out."""
+        self._next_ticket += 1
+        pages, keys = [page for page, _ in full.values()], [key for _, key in full.values()]
+        self._tickets[self._next_ticket] = pages
+        for page in pages:
             self.pages.pin(page)
+        persist = self._persist(self._next_ticket, pages, keys)
+        announcement = self.spawn(persist, f"persist {self._next_ticket}", essential=True)
+        for sequence in full:
+            self._announcements.setdefault(sequence.key, []).append(announcement)
 
-    async def _settle(self, ticket: int, full: list[tuple[int, bytes]], ended: list[Sequence]) -> None:
-        """Announce filled blocks, and only then let finished requests end: their next turn must find them."""
-        if full:
-            assert self.memory is not None
-            pages = [page for page, _ in full]
-            self._tickets[ticket] = pages
-            timeouts = self.config.timeouts
-            try:
-                if self.memory.mirrored:
-                    await self.compute(self.memory.push_pages, pages)
-                call = PersistPages(ticket, pages, b"".join(key for _, key in full))
-                await self.traffic_manager.call(call, timeouts.call_s + timeouts.store_s)
-            except DualPathError as error:
-                self.log.warning("generated blocks not persisted", blocks=len(pages), error=str(error))
-                if error.code is not ErrorCode.UNREACHABLE:
-                    self._unpin(ticket)  # refused: nobody reads the pages; unanswered, they stay pinned
-        for sequence in ended:
-            self._finished(sequence)
+    async def _persist(self, ticket: int, pages: list[int], keys: list[bytes]) -> None:
+        """Returns when the blocks are announced, or given up."""
+        assert self.memory is not None
+        timeouts = self.config.timeouts
+        try:
+            if self.memory.mirrored:
+                await self.compute(self.memory.push_pages, pages)
+            call = PersistPages(ticket, pages, b"".join(keys))
+            await self.traffic_manager.call(call, timeouts.call_s + timeouts.store_s)
+        except DualPathError as error:
+            self.log.warning("generated blocks not persisted", blocks=len(pages), error=str(error))
+            if error.code is not ErrorCode.UNREACHABLE:
+                self._unpin(ticket)  # refused: nobody reads the pages; unanswered, they stay pinned
+
+    async def _end(self, sequence: Sequence) -> None:
+        """A request ends once all of its blocks are announced, whenever they filled: its next turn must find them."""
+        announcements = self._announcements.pop(sequence.key, [])
+        if announcements:
+            await asyncio.wait(announcements)
+        self._finished(sequence)
 
     def _on_persisted(self, msg: PagesPersisted, peer: Peer) -> None:
         self._unpin(msg.ticket)
