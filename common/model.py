@@ -15,6 +15,7 @@ from typing import Any
 import xxhash
 
 from common.blocks.geometry import DTYPE_BYTES, BlockGeometry, attention_geometry
+from common.config import ModelConfig
 from common.errors import ConfigError
 from common.wire import message
 
@@ -108,6 +109,11 @@ def read_model_directory(path: Path, dtype: str, block_size: int, digest: str | 
         vocab_size=config["vocab_size"],
         manifest=Manifest(FORMAT_VERSION, digest or weights_digest(path), geometry),
     )
+
+
+def read_configured_model(model: ModelConfig) -> ModelDirectory:
+    """read_model_directory() of what the configuration names."""
+    return read_model_directory(Path(model.path), model.dtype, model.block_size, model.digest)
 
 
 def weights_digest(path: Path) -> str:

@@ -83,6 +83,10 @@ class Request:
     def tokens(self) -> list[int]:
         return unpack_tokens(self.prompt)
 
+    def tokens_between(self, start: int, stop: int) -> list[int]:
+        """Tokens [start, stop) of the prompt."""
+        return unpack_tokens(self.prompt[start * TOKEN_BYTES : stop * TOKEN_BYTES])
+
     @property
     def block_keys(self) -> list[bytes]:
         """The keys of the prompt's full blocks, in order."""

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from common.blocks.hashing import prefix_keys
 from common.config import Config, load_config
 from common.errors import DualPathError
 from common.messages import Cancel, Finished, PrefillStarted, RequestFailed, Submit, Tokens
-from common.model import read_model_directory
+from common.model import read_configured_model
 from common.rpc import Peer
 from common.service import Service
 from common.types import Request, RequestKey, Role, Sampling, pack_tokens
@@ -67,8 +67,7 @@ class Driver(Service):
     role = Role.FRONTEND
 
     async def open(self) -> None:
-        model = self.config.model
-        directory = read_model_directory(Path(model.path), model.dtype, model.block_size, model.digest)
+        directory = read_configured_model(self.config.model)
         self.manifest = directory.manifest
         self.outcomes: dict[RequestKey, Outcome] = {}
         self._ids = itertools.count()
@@ -105,8 +104,7 @@ class Driver(Service):
     def _on_tokens(self, msg: Tokens, peer: Peer) -> None:
         for token in msg.tokens:
             outcome = self.outcomes[(token.request_id, token.attempt)]
-            request_start = 0
-            assert token.index >= request_start
+            assert token.index >= 0
             outcome.tokens.append(token.token)
             outcome.first_token.set()
 
@@ -214,8 +212,3 @@ async def run_cluster(config: Config, prefill: int = 1, decode: int = 1, driver:
     finally:
         for service in cluster.services:
             await service.stop(drain=False)
-
-
-def with_retry(request: Request, outcome: Outcome) -> Request:
-    """The next attempt after a retryable failure, as the front end makes it (keys are the caller's to renew)."""
-    return replace(request, attempt=request.attempt + 1, num_generated=request.num_generated + len(outcome.tokens))

@@ -26,19 +26,18 @@ from common.messages import (
     PagesPersisted,
     PersistPages,
     RequestDone,
-    Stage,
     Token,
     Tokens,
 )
 from common.rpc import Peer
-from common.types import KEY_BYTES, ReadPath, Request, RequestKey, Role
+from common.types import ReadPath, Request, RequestKey, Role
 from services.decode.pages import PagePool
 from services.decode.sequence import Sequence
 from services.decode.step import decode_step
 from services.engine.service import LAYER_TRANSFERS, EngineService
 
 
-class DecodeEngine(EngineService):
+class DecodeEngine(EngineService[Sequence]):
     """One device."""
 
     role = Role.DECODE
@@ -59,7 +58,6 @@ class DecodeEngine(EngineService):
         assert self.memory is not None
         self.pages = PagePool(SlotPool(self.memory.num_pages))
         self._page_view = self.memory.pages()
-        self._sequences: dict[RequestKey, Sequence] = {}
         self._handoff: asyncio.Queue[Sequence] = asyncio.Queue()
         self._running: list[Sequence] = []
         self._tickets: dict[int, list[int]] = {}
@@ -81,30 +79,13 @@ class DecodeEngine(EngineService):
         tokens = sum(len(sequence.tokens) for sequence in self._sequences.values())
         return len(self._sequences), tokens, self.pages.num_free * self.geometry.block_size
 
-    def overdue(self, now: float) -> list[RequestKey]:
-        return [key for key, sequence in self._sequences.items() if now > sequence.due]
-
     # -- requests in --
-
-    def has(self, key: RequestKey) -> bool:
-        return key in self._sequences
 
     def assigned(self, msg: Assign) -> None:
         sequence = Sequence(msg, monotonic() + self.config.timeouts.request_s)
-        request = msg.request
         self._sequences[sequence.key] = sequence
         reads = msg.read_path is ReadPath.DE
-        self.traffic_manager.send(
-            Stage(
-                request.request_id,
-                request.attempt,
-                self.geometry.blocks_for(request.num_tokens),
-                reads,
-                request.keys[: msg.hit_blocks * KEY_BYTES] if reads else b"",
-                msg.prefill.traffic_manager,
-                msg.prefill.traffic_manager_incarnation,
-            )
-        )
+        self.stage(msg, self.geometry.blocks_for(sequence.request.num_tokens), reads, msg.prefill)
 
     def _on_first_token(self, msg: FirstToken, peer: Peer) -> None:
         sequence = self._sequences.get((msg.request_id, msg.attempt))

@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -29,14 +28,15 @@ from common.messages import (
     ReadQueue,
     Release,
     RequestFailed,
+    Stage,
     StageFailed,
 )
-from common.model import read_model_directory
+from common.model import read_configured_model
 from common.rpc import Link, Peer
 from common.service import Service
 from common.transport.memory import host_identity
 from common.transport.region import RegionDescriptor
-from common.types import Request, RequestKey
+from common.types import KEY_BYTES, Request, RequestKey
 from services.engine.memory import DeviceMemory
 from services.engine.model import LayeredModel
 
@@ -49,13 +49,24 @@ StartTrafficManager = Callable[[], Awaitable[str]]
 T = TypeVar("T")
 
 
-class EngineService(Service):
-    """Base of the prefill and the decode engine."""
+class Held(Protocol):
+    """A request as a role keeps it. due: when it is given up, on common.clock.monotonic()."""
+
+    @property
+    def due(self) -> float: ...
+
+
+S = TypeVar("S", bound=Held)
+
+
+class EngineService(Service, Generic[S]):
+    """Base of the prefill and the decode engine. S: what the role keeps of a request."""
 
     def __init__(self, config: Config, name: str, start_traffic_manager: StartTrafficManager) -> None:
         super().__init__(config, name)
         self._start_traffic_manager = start_traffic_manager
         self._compute = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-compute")
+        self._sequences: dict[RequestKey, S] = {}
         self._read_q = 0
         self.memory: DeviceMemory | None = None
 
@@ -70,10 +81,6 @@ class EngineService(Service):
         """What to register with."""
         raise NotImplementedError
 
-    def has(self, key: RequestKey) -> bool:
-        """The request is in our hands."""
-        raise NotImplementedError
-
     def assigned(self, msg: Assign) -> None:
         """A request is ours, within the limits that we registered."""
         raise NotImplementedError
@@ -86,10 +93,6 @@ class EngineService(Service):
         """(seq, tok, free device tokens) for the next fetch."""
         raise NotImplementedError
 
-    def overdue(self, now: float) -> list[RequestKey]:
-        """Requests that have waited too long for something that must have got lost. now: common.clock.monotonic()."""
-        raise NotImplementedError
-
     # -- life --
 
     async def open(self) -> None:
@@ -98,9 +101,7 @@ class EngineService(Service):
             device = torch.device(model.device)
         except RuntimeError as error:
             raise ConfigError(f"model.device {model.device!r}: {str(error).splitlines()[0]}") from None
-        self.directory = await asyncio.to_thread(
-            read_model_directory, Path(model.path), model.dtype, model.block_size, model.digest
-        )
+        self.directory = await asyncio.to_thread(read_configured_model, model)
         self.geometry = self.directory.manifest.geometry
         self.model = await self.compute(LayeredModel.load, self.directory, device, self.settings.threads)
         self.memory = DeviceMemory(self.geometry, self.settings.device_memory, device, f"{self.name}-hbm")
@@ -169,7 +170,8 @@ class EngineService(Service):
 
     async def _fetch_regularly(self) -> None:
         while True:
-            for key in self.overdue(monotonic()):
+            now = monotonic()
+            for key in [key for key, sequence in self._sequences.items() if now > sequence.due]:
                 self.request_failed(key, ErrorCode.TRANSFER_FAILED, "what it waited for did not come in time")
                 self.drop(key)
             self.fetch()
@@ -177,7 +179,7 @@ class EngineService(Service):
 
     def _on_assign(self, msg: Assign, peer: Peer) -> None:
         request = msg.request
-        if self.has((request.request_id, request.attempt)):
+        if (request.request_id, request.attempt) in self._sequences:
             return  # repeated
         refusal = self._refusal(request)
         if refusal is not None:
@@ -199,7 +201,7 @@ class EngineService(Service):
 
     def _on_cancel(self, msg: Cancel, peer: Peer) -> None:
         key = (msg.request_id, msg.attempt)
-        if self.has(key):
+        if key in self._sequences:
             self.drop(key)
         else:
             self.release(key)  # it never got here, but the other side may count on us
@@ -212,6 +214,22 @@ class EngineService(Service):
         key = (msg.request_id, msg.attempt)
         self.request_failed(key, msg.code, msg.detail)
         self.drop(key)
+
+    def stage(self, msg: Assign, blocks: int, reads: bool, peer: Member) -> None:
+        """Our traffic manager reserves blocks for the request and, where our side reads, reads its hits. peer: the
+        engine on the other side."""
+        request = msg.request
+        self.traffic_manager.send(
+            Stage(
+                request.request_id,
+                request.attempt,
+                blocks,
+                reads,
+                request.keys[: msg.hit_blocks * KEY_BYTES] if reads else b"",
+                peer.traffic_manager,
+                peer.traffic_manager_incarnation,
+            )
+        )
 
     def release(self, key: RequestKey) -> None:
         """Our traffic manager frees what the request holds."""

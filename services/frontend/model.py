@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from common.config import ModelConfig
 from common.errors import ConfigError
-from common.model import Manifest, ModelDirectory, read_model_directory
+from common.model import Manifest, ModelDirectory, read_configured_model
 from services.frontend.chat_template import ChatTemplate, read_chat_template
 from services.frontend.tokenizer import Tokenizer
 
@@ -28,7 +27,7 @@ class ServedModel:
 
 def load_model(config: ModelConfig) -> ServedModel:
     """Read all of it from the model directory. ConfigError, in one line, for what is missing or broken. Blocks."""
-    directory = read_model_directory(Path(config.path), config.dtype, config.block_size, config.digest)
+    directory = read_configured_model(config)
     limit = directory.max_context_tokens
     return ServedModel(
         name=config.name or directory.path.resolve().name,

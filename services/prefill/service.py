@@ -24,12 +24,11 @@ from common.messages import (
     PrefillStarted,
     Ready,
     SequenceSlice,
-    Stage,
     Token,
     Tokens,
 )
 from common.rpc import Peer
-from common.types import KEY_BYTES, ReadPath, RequestKey, Role
+from common.types import ReadPath, RequestKey, Role
 from services.engine.service import LAYER_TRANSFERS, EngineService
 from services.prefill.batching import Budget, Chunk, Pending, pack
 from services.prefill.forward import ForwardRun
@@ -54,7 +53,7 @@ class _Sequence:
         return Pending((request.request_id, request.attempt), cached, request.num_tokens - cached)
 
 
-class PrefillEngine(EngineService):
+class PrefillEngine(EngineService[_Sequence]):
     """One device. Requests whose reads are done are served strictly FIFO."""
 
     role = Role.PREFILL
@@ -71,7 +70,6 @@ class PrefillEngine(EngineService):
 
     async def open(self) -> None:
         await super().open()
-        self._sequences: dict[RequestKey, _Sequence] = {}
         self._ready: dict[RequestKey, None] = {}  # in order of readiness
         self._wake = asyncio.Event()
         self._run: ForwardRun | None = None
@@ -91,13 +89,7 @@ class PrefillEngine(EngineService):
         tokens = sum(sequence.assign.request.num_tokens for sequence in self._sequences.values())
         return len(self._sequences), tokens, 0
 
-    def overdue(self, now: float) -> list[RequestKey]:
-        return [key for key, sequence in self._sequences.items() if now > sequence.due]
-
     # -- requests in --
-
-    def has(self, key: RequestKey) -> bool:
-        return key in self._sequences
 
     def assigned(self, msg: Assign) -> None:
         request = msg.request
@@ -106,18 +98,9 @@ class PrefillEngine(EngineService):
         # slots, the read, other slots if it is late: as long as either side may take
         staged_s = 2 * timeouts.stage_s + timeouts.read_s + timeouts.call_s
         self._sequences[(request.request_id, request.attempt)] = _Sequence(msg, monotonic() + staged_s)
-        self.traffic_manager.send(
-            Stage(
-                request.request_id,
-                request.attempt,
-                # the buffer also keeps earlier chunks' KV (spec §4), so there is room for all of the prompt
-                self.geometry.blocks_for(request.num_tokens) if reads else 0,
-                reads,
-                request.keys[: msg.hit_blocks * KEY_BYTES] if reads else b"",
-                msg.decode.traffic_manager,
-                msg.decode.traffic_manager_incarnation,
-            )
-        )
+        # the buffer also keeps earlier chunks' KV (spec §4), so there is room for all of the prompt
+        blocks = self.geometry.blocks_for(request.num_tokens) if reads else 0
+        self.stage(msg, blocks, reads, msg.decode)
 
     def _on_ready(self, msg: Ready, peer: Peer) -> None:
         key = (msg.request_id, msg.attempt)
@@ -205,7 +188,7 @@ class PrefillEngine(EngineService):
                 self._computed_tokens.inc(miss)
                 self.to_frontend(request, PrefillStarted(*chunk.key, sequence.cached, miss))
             places.append(SequenceSlice(*chunk.key, row, chunk.cached, chunk.new, chunk.last))
-            tokens += request.tokens[chunk.cached : chunk.cached + chunk.new]
+            tokens += request.tokens_between(chunk.cached, chunk.cached + chunk.new)
             sampling.append((request.sampling, request.num_generated) if chunk.last else None)
             row += chunk.cached + chunk.new
         fitting = self.memory.budget // (row * self.geometry.row_bytes)

@@ -25,7 +25,7 @@ from common.messages import (
     Reserve,
     Reserved,
 )
-from common.model import Manifest, read_model_directory
+from common.model import Manifest, read_configured_model
 from common.rpc import Peer
 from common.service import Service
 from common.storage.directory import DirectoryStore
@@ -61,9 +61,7 @@ class StorageGateway(Service):
         model, storage, timeouts = self.config.model, self.config.storage, self.config.timeouts
         if not storage.path:
             raise ConfigError("storage.path is not set: give the directory of the blocks")
-        directory = await asyncio.to_thread(
-            read_model_directory, Path(model.path), model.dtype, model.block_size, model.digest
-        )
+        directory = await asyncio.to_thread(read_configured_model, model)
         self.manifest = directory.manifest
         store = DirectoryStore(
             Path(storage.path), self.manifest, self.metrics, verify=storage.verify, concurrency=storage.concurrency

@@ -33,7 +33,6 @@ class StagedRequests:
 
     def __init__(
         self,
-        incarnation: str,
         node: Node,
         slots: SlotQueue,
         store: BlockStoreClient,
@@ -45,7 +44,6 @@ class StagedRequests:
         tell: Callable[[object], None],
     ) -> None:
         self.live: dict[RequestKey, Staged] = {}
-        self._incarnation = incarnation
         self._node = node
         self._slots = slots
         self._store = store

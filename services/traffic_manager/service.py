@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from common.blocks.pool import SlotPool
@@ -32,7 +31,7 @@ from common.messages import (
     Release,
     Stage,
 )
-from common.model import read_model_directory
+from common.model import read_configured_model
 from common.rpc import Peer
 from common.service import Service
 from common.transport.base import Batch, Intent
@@ -72,10 +71,7 @@ class TrafficManager(Service):
 
     async def open(self) -> None:
         config = self.config
-        model = config.model
-        directory = await asyncio.to_thread(
-            read_model_directory, Path(model.path), model.dtype, model.block_size, model.digest
-        )
+        directory = await asyncio.to_thread(read_configured_model, config.model)
         self._manifest = directory.manifest
         self._geometry = self._manifest.geometry
         transfer_s = config.timeouts.transfer_s
@@ -117,7 +113,6 @@ class TrafficManager(Service):
             self.metrics,
         )
         common: tuple[Any, ...] = (
-            self.incarnation,
             self.node,
             self.staging,
             self._store,
@@ -167,13 +162,16 @@ class TrafficManager(Service):
     def _gateway(self) -> Member | None:
         return next(iter(self.members_of(Role.STORAGE_GATEWAY)), None)
 
+    def _serve_requests(self, requests: PrefillRequests | DecodeRequests) -> None:
+        self.requests = requests
+        self.node.on(Stage, lambda msg, peer: requests.stage(msg))
+        self.node.on(Release, lambda msg, peer: requests.release(msg.request_id, msg.attempt))
+
     # -- prefill side --
 
     def _serve_prefill(self, requests: PrefillRequests) -> None:
-        self.requests: PrefillRequests | DecodeRequests = requests
+        self._serve_requests(requests)
         on = self.node.on
-        on(Stage, lambda msg, peer: requests.stage(msg))
-        on(Release, lambda msg, peer: requests.release(msg.request_id, msg.attempt))
         on(PeerStaged, lambda msg, peer: requests.peer_staged(msg))
         on(BeginForward, lambda msg, peer: self._begin_forward(msg, requests))
         on(LayersComputed, self._on_layers_computed)
@@ -210,7 +208,7 @@ class TrafficManager(Service):
     # -- decode side --
 
     def _serve_decode(self, requests: DecodeRequests, first_persist_slot: int, persist_blocks: int) -> None:
-        self.requests = requests
+        self._serve_requests(requests)
         assert self.staging is not None
         self.persisting = SlotQueue(SlotPool(persist_blocks, first=first_persist_slot))
         pages = Pages(
@@ -228,8 +226,6 @@ class TrafficManager(Service):
             self._tell,
         )
         on = self.node.on
-        on(Stage, lambda msg, peer: requests.stage(msg))
-        on(Release, lambda msg, peer: requests.release(msg.request_id, msg.attempt))
         on(PeerReleased, lambda msg, peer: requests.peer_quiet(msg.request_id, msg.attempt))
         on(Delivered, lambda msg, peer: self._on_delivered(msg, requests))
         on(PushRows, self._on_push)
