@@ -116,7 +116,9 @@ class Child:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
         if self._leads_session:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            # no such group: a Ctrl-C at the terminal ended it between its fork and its own session
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         else:
             self._process.kill()
         self.exited.set_result(self._process.wait())

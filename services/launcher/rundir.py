@@ -53,3 +53,5 @@ class RunDirectory:
             for entry in self.path.iterdir():
                 if entry.is_dir():
                     shutil.rmtree(entry)
+        else:  # a Ctrl-C may have ended the janitor between its fork and its own session
+            shutil.rmtree(self.path, ignore_errors=True)
