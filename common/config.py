@@ -45,8 +45,10 @@ def _endpoint(value: str) -> str:
 
 
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+SizeOrNone = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
+Rate = Annotated[float, Field(ge=0)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 
 
@@ -55,9 +57,11 @@ class _Section(BaseModel):
 
 
 class ModelConfig(_Section):
-    """What is served. path: a directory, or a hub id that transformers can fetch."""
+    """What is served. path: a directory, or a hub id that transformers can fetch; or else profile: a model of
+    common.perf, whose compute is only timed."""
 
     path: str = ""
+    profile: str = ""
     name: str = ""
     dtype: str = "float32"
     device: str = "cpu"
@@ -67,11 +71,17 @@ class ModelConfig(_Section):
 
 
 class NetworkConfig(_Section):
-    """Addresses. host binds control sockets; snic and cnic are the storage and the compute interface's addresses."""
+    """Addresses. host binds control sockets; snic and cnic are the storage and the compute interface's addresses.
+
+    snic_rate, cnic_rate: bytes a second, each way, to which this node's interfaces are paced in user space; 0: they are
+    not.
+    """
 
     host: str = "127.0.0.1"
     snic: str = "127.0.0.1"
     cnic: str = "127.0.0.1"
+    snic_rate: Rate = 0.0
+    cnic_rate: Rate = 0.0
     transport: Literal["auto", "shm", "tcp", "null"] = "auto"
     node: str = ""
 
@@ -83,35 +93,53 @@ class SecurityConfig(_Section):
 
 
 class StorageConfig(_Section):
-    """The block store behind the gateway."""
+    """The block store behind the gateway. tier: bytes of DRAM in which a prefill node keeps blocks that it has read (0:
+    none)."""
 
     path: str = ""
     staging: Size = 64 << 20
     verify: bool = True
     concurrency: Count = 8
+    tier: SizeOrNone = 0
 
 
 class SchedulerConfig(_Section):
-    """control: where the scheduler listens and everybody finds it. beta: cap on an engine's unfinished tokens."""
+    """control: where the scheduler listens and everybody finds it.
+
+    alpha: a node whose read queue is longer, in tokens, is a second choice; beta: cap on an engine's unfinished tokens
+    (spec §7; `dualpath profile` measures both).
+    """
 
     control: Endpoint = "tcp://127.0.0.1:5700"
-    read_side: Literal["pe_only", "de_only", "round_robin", "shorter_queue"] = "shorter_queue"
+    read_side: Literal["pe_only", "de_only", "round_robin", "shorter_queue", "split"] = "shorter_queue"
+    alpha: Count = 1 << 20
     beta: Count = 1 << 20
     max_waiting: Count = 4096
 
 
 class EngineConfig(_Section):
-    """One engine and its traffic manager. device_memory is KV memory ("HBM"), buffer the staging DRAM."""
+    """One engine and its traffic manager. device_memory is KV memory ("HBM"), buffer the staging DRAM.
 
+    group: engines of this role that are scheduled together; default: those of the node.
+    """
+
+    group: str = ""
     device_memory: Size = 512 << 20
     buffer: Size = 512 << 20
     threads: int = Field(default=0, ge=0)
 
 
 class PrefillConfig(EngineConfig):
-    """resident_layers: at most so many layers of a forward batch are in device memory at once, in two halves: while one
-    is computed the other is sent on and loaded."""
+    """layerwise: at most resident_layers layers of a forward batch are in device memory at once, in two halves: while
+    one is computed the other is sent on and loaded. Otherwise all layers of a request are, from before its read until
+    it is delivered.
 
+    quota_s: predicted attention time of one forward, all layers summed (spec §8; needs perf.predictor or a profiled
+    model); 0: max_batch_tokens alone bounds it.
+    """
+
+    layerwise: bool = True
+    quota_s: Annotated[float, Field(ge=0)] = 0.0
     device_memory: Size = 256 << 20
     resident_layers: Annotated[int, Field(ge=2)] = 6
     max_batch_tokens: Count = 512
@@ -120,6 +148,22 @@ class PrefillConfig(EngineConfig):
 
 class DecodeConfig(EngineConfig):
     max_running: Count = 16
+
+
+class PerfConfig(_Section):
+    """Predicted compute (common.perf), and how a cluster of a profiled model is scaled.
+
+    hardware: of which node; gpus: how many of its GPUs one engine stands for; time_factor: every predicted time takes
+    so many times as long here. KV moves as moved_layers layers of row_bytes a token, whatever it is in the real model.
+    predictor: a file by `dualpath profile` for a real model.
+    """
+
+    hardware: str = "h800"
+    gpus: Count = 1
+    time_factor: Annotated[float, Field(gt=0)] = 1.0
+    moved_layers: Count = 8
+    row_bytes: Count = 64
+    predictor: str = ""
 
 
 class FrontendConfig(_Section):
@@ -162,6 +206,7 @@ class Config(_Section):
     scheduler: SchedulerConfig = SchedulerConfig()
     prefill: PrefillConfig = PrefillConfig()
     decode: DecodeConfig = DecodeConfig()
+    perf: PerfConfig = PerfConfig()
     frontend: FrontendConfig = FrontendConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
     log: LogConfig = LogConfig()

@@ -100,7 +100,7 @@ class Attempt:
 
     def started(self, cached: int) -> None:
         key = (self.request.request_id, self.request.attempt)
-        self._link.send(PrefillStarted(*key, cached, self.request.num_tokens - cached))
+        self._link.send(PrefillStarted(*key, cached, self.request.num_tokens - cached, 0.0, 0.0, 0.0))
 
     def tokens(self, ids: list[int], index: int | None = None, attempt: int | None = None) -> None:
         """All in one message, indexes from index (default: where this attempt goes on)."""

@@ -24,7 +24,8 @@ class Capacity:
 class Member:
     """One live process. incarnation is new at every start; control is its ROUTER endpoint.
 
-    node: the machine whose NICs it shares, as configured; host: common.transport.memory.host_identity().
+    node: the machine whose NICs it shares, as configured; host: common.transport.memory.host_identity(). group (engines
+    only): those of one role that are scheduled together; the live member with the least name leads it (spec §7).
 
     traffic_manager (engines only): the control endpoint of the engine's traffic manager.
     """
@@ -40,6 +41,7 @@ class Member:
     capacity: Capacity | None = None
     traffic_manager: str = ""
     traffic_manager_incarnation: str = ""
+    group: str = ""
 
 
 @message

@@ -51,11 +51,12 @@ class RequestFailed:
 
 @message
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """engine -> scheduler: ready for work, with its load (spec §7). Holds until the next Fetch.
+class EngineLoad:
+    """One engine's report (spec §7).
 
     seq: requests assigned and unfinished. tok: their total tokens. read_q: hit tokens of this node's requests not yet
-    buffered. free_device_tokens: device memory not taken (decode engines).
+    buffered. free_device_tokens: device memory not taken (decode engines). read_rate: hit tokens a second that this
+    node reads while it has any to read, as measured; 0 where that is not known yet.
     """
 
     incarnation: str
@@ -63,18 +64,42 @@ class Fetch:
     tok: int
     read_q: int
     free_device_tokens: int
+    read_rate: float
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ReportLoad:
+    """engine -> the leader of its group: to go with the leader's next fetch."""
+
+    load: EngineLoad
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """leader engine -> scheduler: its group is ready for work, with the load of each engine (spec §7). A report holds
+    until the engine's next one."""
+
+    loads: list[EngineLoad]
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """scheduler -> both engines of a request: where it runs and which side reads its first hit_blocks blocks."""
+    """scheduler -> both engines of a request: where it runs, and which side reads its first hit_blocks blocks.
+
+    pe_blocks: so many of them, from the first one on, are read on the prefill side (PE path: all, DE path: none); the
+    others on the decode side. waited_s: from its arrival to this assignment.
+    """
 
     request: Request
     prefill: Member
     decode: Member
     read_path: ReadPath
     hit_blocks: int
+    pe_blocks: int
+    waited_s: float
 
 
 @message
@@ -129,12 +154,17 @@ class Tokens:
 @message
 @dataclass(frozen=True, slots=True)
 class PrefillStarted:
-    """prefill engine -> front end: what was found and what is computed, in tokens."""
+    """prefill engine -> front end: what was found and what is computed, in tokens; and the parts of TTFT before the
+    prefill (spec §10): until both engines were assigned, until the first byte was read, until the last hit block was
+    buffered."""
 
     request_id: str
     attempt: int
     cached_tokens: int
     computed_tokens: int
+    scheduling_s: float
+    allocation_s: float
+    read_s: float
 
 
 @message

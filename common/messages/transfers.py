@@ -38,14 +38,16 @@ class Attached:
 class Stage:
     """engine -> traffic manager: reserve staging buffer for a request and, where read is set, read the hit blocks.
 
-    keys: of the blocks to read, from the prompt's start. blocks: slots to reserve (decode side: the whole prompt).
-    peer / peer_incarnation: control endpoint and incarnation of the other side's traffic manager.
+    keys: of the blocks to read, the prompt's block number `first` and those behind it. blocks: slots to reserve, from
+    the prompt's start (decode side, and the prefill side on its own path: the whole prompt; the prefill side of a split
+    read: its own part). peer / peer_incarnation: control endpoint and incarnation of the other side's traffic manager.
     """
 
     request_id: str
     attempt: int
     blocks: int
     read: bool
+    first: int
     keys: bytes
     peer: str
     peer_incarnation: str
@@ -54,11 +56,16 @@ class Stage:
 @message
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """prefill traffic manager -> prefill engine: both sides are staged; cached_tokens of KV are there."""
+    """prefill traffic manager -> prefill engine: both sides are staged; cached_tokens of KV are there.
+
+    allocation_s: from Stage to the first byte read; read_s: from there to the last hit block (the slower side's).
+    """
 
     request_id: str
     attempt: int
     cached_tokens: int
+    allocation_s: float
+    read_s: float
 
 
 @message
@@ -82,13 +89,14 @@ class SequenceSlice:
 class BeginForward:
     """prefill engine -> its traffic manager: plan of one layerwise forward (paper §4.1).
 
-    Layer l lives in slot l % num_slots; slot s starts at byte s * rows * row_bytes of device memory. Layers are handed
-    over in steps: step s is layers [s * layers_per_step, (s + 1) * layers_per_step), and num_slots is a multiple of
-    layers_per_step. The traffic manager loads the cached rows of steps in order, each as soon as its slots are free,
-    and answers LayersLoaded.
+    Layer l lives in slot l % num_slots; slot s starts at byte base + s * rows * row_bytes of device memory. Layers are
+    handed over in steps: step s is layers [s * layers_per_step, (s + 1) * layers_per_step), and num_slots is a multiple
+    of layers_per_step. Several forwards may be in hand, each in device memory of its own. The traffic manager loads the
+    cached rows of steps in order, each as soon as its slots are free, and answers LayersLoaded.
     """
 
     forward: int
+    base: int
     rows: int
     num_slots: int
     layers_per_step: int
@@ -194,9 +202,11 @@ class StageFailed:
 @message
 @dataclass(frozen=True, slots=True)
 class ReadQueue:
-    """traffic manager -> engine, on change: hit tokens of requests not yet buffered."""
+    """traffic manager -> engine, on change: hit tokens of requests not yet buffered, and tokens a second that are read
+    while there are any (0: not known yet)."""
 
     tokens: int
+    rate: float
 
 
 @message
@@ -211,17 +221,21 @@ class Done:
 @message
 @dataclass(frozen=True, slots=True)
 class PeerStaged:
-    """decode TM -> prefill TM: the decode buffer's slots for this request, and how many tokens it has read.
+    """decode TM -> prefill TM: the decode buffer's slots for this request, and how many tokens it has read, from block
+    `first` on.
 
-    control: the sender's control endpoint.
+    control: the sender's control endpoint. allocation_s, read_s: as in Ready, of this side.
     """
 
     request_id: str
     attempt: int
     buffer: RegionDescriptor
     slots: list[int]
+    first: int
     cached_tokens: int
     control: str
+    allocation_s: float
+    read_s: float
 
 
 @message

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Coroutine, Generator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from common.faults import Fault, Faults
 from common.metrics import Metrics
@@ -93,7 +94,7 @@ class Endpoint:
     def register(self, memory: Memory) -> RegionDescriptor:
         """memory stays its owner's, who deregisters before closing it."""
         key = secrets.token_bytes(REGION_KEY_BYTES)
-        ways: dict[str, str] = {"shm": "", "address": ""}
+        ways: dict[str, Any] = {"shm": "", "address": ""}
         for mover in self._remote:
             ways |= mover.expose(key, memory)
         descriptor = RegionDescriptor(key, memory.size, host_identity(), **ways)

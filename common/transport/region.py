@@ -13,7 +13,8 @@ class RegionDescriptor:
     """Where a region can be written: size in bytes, the secret key that grants it, and a way in per transport.
 
     host: identity of the owner's host and pid namespace; shm: a path on that host which maps the region;
-    address: host:port of the owner's data listener ("" where there is none).
+    address: host:port of the owner's data listener ("" where there is none). nic: the owner's interface, named apart
+    from all others; rate: its pace in bytes a second where it is paced (0: it is not).
     """
 
     key: bytes
@@ -21,3 +22,5 @@ class RegionDescriptor:
     host: str
     shm: str
     address: str
+    nic: str = ""
+    rate: float = 0.0

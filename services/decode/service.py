@@ -30,7 +30,7 @@ from common.messages import (
     Tokens,
 )
 from common.rpc import Peer
-from common.types import ReadPath, Request, RequestKey, Role
+from common.types import Request, RequestKey, Role
 from services.decode.pages import PagePool
 from services.decode.sequence import Sequence
 from services.decode.step import decode_step
@@ -84,8 +84,8 @@ class DecodeEngine(EngineService[Sequence]):
     def assigned(self, msg: Assign) -> None:
         sequence = Sequence(msg, monotonic() + self.config.timeouts.request_s)
         self._sequences[sequence.key] = sequence
-        reads = msg.read_path is ReadPath.DE
-        self.stage(msg, self.geometry.blocks_for(sequence.request.num_tokens), reads, msg.prefill)
+        blocks = self.geometry.blocks_for(sequence.request.num_tokens)
+        self.stage(msg, blocks, slice(msg.pe_blocks, None), msg.prefill)
 
     def _on_first_token(self, msg: FirstToken, peer: Peer) -> None:
         sequence = self._sequences.get((msg.request_id, msg.attempt))

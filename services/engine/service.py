@@ -23,6 +23,7 @@ from common.messages import (
     Attached,
     Cancel,
     Capacity,
+    EngineLoad,
     Fetch,
     Member,
     ReadQueue,
@@ -67,7 +68,7 @@ class EngineService(Service, Generic[S]):
         self._start_traffic_manager = start_traffic_manager
         self._compute = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-compute")
         self._sequences: dict[RequestKey, S] = {}
-        self._read_q = 0
+        self._read_q, self._read_rate = 0, 0.0
         self.memory: DeviceMemory | None = None
 
     # -- for the roles --
@@ -166,7 +167,7 @@ class EngineService(Service, Generic[S]):
         """Tell the scheduler how loaded we are and that we take more (spec §7)."""
         if not self.draining:
             seq, tok, free = self.load()
-            self.to_scheduler(Fetch(self.incarnation, seq, tok, self._read_q, free))
+            self.to_scheduler(Fetch([EngineLoad(self.incarnation, seq, tok, self._read_q, free, self._read_rate)]))
 
     async def _fetch_regularly(self) -> None:
         while True:
@@ -207,7 +208,7 @@ class EngineService(Service, Generic[S]):
             self.release(key)  # it never got here, but the other side may count on us
 
     def _on_read_queue(self, msg: ReadQueue, peer: Peer) -> None:
-        self._read_q = msg.tokens
+        self._read_q, self._read_rate = msg.tokens, msg.rate
         self.fetch()
 
     def _on_stage_failed(self, msg: StageFailed, peer: Peer) -> None:
@@ -215,17 +216,19 @@ class EngineService(Service, Generic[S]):
         self.request_failed(key, msg.code, msg.detail)
         self.drop(key)
 
-    def stage(self, msg: Assign, blocks: int, reads: bool, peer: Member) -> None:
-        """Our traffic manager reserves blocks for the request and, where our side reads, reads its hits. peer: the
-        engine on the other side."""
+    def stage(self, msg: Assign, blocks: int, hits: slice, peer: Member) -> None:
+        """Our traffic manager reserves blocks for the request and reads those of its hit blocks that our side reads.
+        peer: the engine on the other side."""
         request = msg.request
+        first, stop, _ = hits.indices(msg.hit_blocks)
         self.traffic_manager.send(
             Stage(
                 request.request_id,
                 request.attempt,
                 blocks,
-                reads,
-                request.keys[: msg.hit_blocks * KEY_BYTES] if reads else b"",
+                first < stop,
+                first,
+                request.keys[first * KEY_BYTES : stop * KEY_BYTES],
                 peer.traffic_manager,
                 peer.traffic_manager_incarnation,
             )

@@ -43,6 +43,8 @@ class _Sequence:
     due: float
     cached: int = 0
     computed: int = 0
+    allocation_s: float = 0.0
+    read_s: float = 0.0
     ready: bool = False
     started: bool = False
 
@@ -93,20 +95,21 @@ class PrefillEngine(EngineService[_Sequence]):
 
     def assigned(self, msg: Assign) -> None:
         request = msg.request
-        reads = msg.read_path is ReadPath.PE
         timeouts = self.config.timeouts
         # slots, the read, other slots if it is late: as long as either side may take
         staged_s = 2 * timeouts.stage_s + timeouts.read_s + timeouts.call_s
         self._sequences[(request.request_id, request.attempt)] = _Sequence(msg, monotonic() + staged_s)
-        # the buffer also keeps earlier chunks' KV (spec §4), so there is room for all of the prompt
-        blocks = self.geometry.blocks_for(request.num_tokens) if reads else 0
-        self.stage(msg, blocks, reads, msg.decode)
+        # on our own path the buffer also keeps earlier chunks' KV (spec §4), so there is room for all of the prompt
+        own_path = msg.read_path is ReadPath.PE
+        blocks = self.geometry.blocks_for(request.num_tokens) if own_path else msg.pe_blocks
+        self.stage(msg, blocks, slice(0, msg.pe_blocks), msg.decode)
 
     def _on_ready(self, msg: Ready, peer: Peer) -> None:
         key = (msg.request_id, msg.attempt)
         sequence = self._sequences.get(key)
         if sequence is not None and not sequence.ready:
             sequence.cached, sequence.ready = msg.cached_tokens, True
+            sequence.allocation_s, sequence.read_s = msg.allocation_s, msg.read_s
             sequence.due = monotonic() + self.config.timeouts.request_s
             self._ready[key] = None
             self._wake.set()
@@ -186,7 +189,7 @@ class PrefillEngine(EngineService[_Sequence]):
                 miss = request.num_tokens - sequence.cached
                 self._cached_tokens.inc(sequence.cached)
                 self._computed_tokens.inc(miss)
-                self.to_frontend(request, PrefillStarted(*chunk.key, sequence.cached, miss))
+                self.to_frontend(request, self._started(sequence, miss))
             places.append(SequenceSlice(*chunk.key, row, chunk.cached, chunk.new, chunk.last))
             tokens += request.tokens_between(chunk.cached, chunk.cached + chunk.new)
             sampling.append((request.sampling, request.num_generated) if chunk.last else None)
@@ -195,8 +198,20 @@ class PrefillEngine(EngineService[_Sequence]):
         resident = min(self.config.prefill.resident_layers, self.geometry.num_layers, fitting)
         layers_per_step = max(resident // 2, 1)
         self._next_forward += 1
-        plan = BeginForward(self._next_forward, row, 2 * layers_per_step, layers_per_step, places)
+        plan = BeginForward(self._next_forward, 0, row, 2 * layers_per_step, layers_per_step, places)
         return ForwardRun(plan, tokens, sampling, self.geometry.num_layers)
+
+    def _started(self, sequence: _Sequence, miss: int) -> PrefillStarted:
+        assign = sequence.assign
+        return PrefillStarted(
+            assign.request.request_id,
+            assign.request.attempt,
+            sequence.cached,
+            miss,
+            assign.waited_s,
+            sequence.allocation_s,
+            sequence.read_s,
+        )
 
     def _first_token(self, key: RequestKey, token: int) -> None:
         sequence = self._sequences.get(key)

@@ -33,7 +33,7 @@ from common.messages import (
 )
 from common.rpc import Link, Peer
 from common.service import Service
-from common.types import Request, RequestKey, Role
+from common.types import ReadPath, Request, RequestKey, Role
 from services.scheduler.lookup import Lookup
 from services.scheduler.members import Members
 from services.scheduler.policy import (
@@ -233,7 +233,8 @@ class Scheduler(Service):
         self._progress(RequestCancelled((msg.request_id, msg.attempt)))
 
     def _on_fetch(self, msg: Fetch, peer: Peer) -> None:
-        self._apply(Fetched(msg.incarnation, msg.seq, msg.tok, msg.read_q, msg.free_device_tokens))
+        for load in msg.loads:
+            self._apply(Fetched(load.incarnation, load.seq, load.tok, load.read_q, load.free_device_tokens))
 
     def _on_failed(self, msg: RequestFailed, peer: Peer) -> None:
         engine = getattr(peer, "identity", b"").decode()
@@ -261,8 +262,13 @@ class Scheduler(Service):
                 prefill, decode = self.registry.get(action.prefill), self.registry.get(action.decode)
                 assert prefill is not None and decode is not None, "the policy only knows members"
                 # the decode side first: its staging is what the prefill side waits for
+                pe_blocks = live.hit_blocks if action.read_path is ReadPath.PE else 0
+                waited_s = monotonic() - live.since
                 for member in (decode, prefill):
-                    self._tell(member, Assign(live.request, prefill, decode, action.read_path, live.hit_blocks))
+                    self._tell(
+                        member,
+                        Assign(live.request, prefill, decode, action.read_path, live.hit_blocks, pe_blocks, waited_s),
+                    )
             case CancelOn():
                 engine = self.registry.get(action.engine)
                 if engine is not None:

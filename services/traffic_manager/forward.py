@@ -123,7 +123,7 @@ class Forward:
 
     async def _lane(self, lane: int) -> None:
         per_step = self.plan.layers_per_step
-        base = lane * per_step * self._slot_bytes
+        base = self.plan.base + lane * per_step * self._slot_bytes
         for step in range(lane, self._num_steps, self.plan.num_slots // per_step):
             first = step * per_step
             layers = Layers(first, min(per_step, self._geometry.num_layers - first), self._slot_bytes)

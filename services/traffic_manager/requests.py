@@ -172,7 +172,7 @@ class StagedRequests:
         if blocks:
             self._read_q += blocks * self._block_size
             self._read_q_gauge.set(self._read_q)
-            self._tell(ReadQueue(self._read_q))
+            self._tell(ReadQueue(self._read_q, 0.0))
 
 
 class PrefillRequests(StagedRequests):
@@ -214,7 +214,7 @@ class PrefillRequests(StagedRequests):
     def _buffered(self, staged: Staged) -> None:
         if staged.buffered and staged.peer_staged is not None and not staged.released:
             cached = staged.cached if staged.plan.read else staged.peer_staged.cached_tokens
-            self._tell(Ready(*staged.key, cached))
+            self._tell(Ready(*staged.key, cached, 0.0, 0.0))
 
     async def _quiesce(self, staged: Staged) -> None:
         self._send(staged.plan.peer, PeerReleased(*staged.key))
@@ -235,8 +235,12 @@ class DecodeRequests(StagedRequests):
 
     def _buffered(self, staged: Staged) -> None:
         staged.exposed = True
+        plan = staged.plan
         self._send(
-            staged.plan.peer, PeerStaged(*staged.key, self._buffer, staged.slots, staged.cached, self._node.endpoint)
+            plan.peer,
+            PeerStaged(
+                *staged.key, self._buffer, staged.slots, plan.first, staged.cached, self._node.endpoint, 0.0, 0.0
+            ),
         )
 
     async def _quiesce(self, staged: Staged) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from common.types import ReadPath
 
-ReadSide = Literal["pe_only", "de_only", "round_robin", "shorter_queue"]
+ReadSide = Literal["pe_only", "de_only", "round_robin", "shorter_queue", "split"]
 
 
 def choose_read_path(
