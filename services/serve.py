@@ -1,14 +1,13 @@
 """One process of the cluster: `dualpath serve ROLE --config FILE`, and how a launcher starts its children.
 
 As a child (--child) it reads its configuration as one line from stdin, which is then its lifeline, and writes its
-address as one line to stdout when it is ready (services.children). Imports only what its role needs: a control
+address as one line to stdout when it is ready (common.children). Imports only what its role needs: a control
 process stays small.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib
 import json
 import os
@@ -17,13 +16,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from common.config import Config, dump_config, load_config, read_dumped_config
+from common.children import Child, child_command, child_input, end_all, python_module, read_address
+from common.config import Config, load_config, read_dumped_config
 from common.errors import ConfigError, DualPathError, ErrorCode
 from common.service import Service, run_service
 from common.types import Role
-from services.children import Child, end_all, python_module
 
 CLASSES = {
     Role.SCHEDULER: "services.scheduler.service:Scheduler",
@@ -34,15 +32,6 @@ CLASSES = {
     Role.FRONTEND: "services.frontend.service:Frontend",
 }
 ENGINES = (Role.PREFILL, Role.DECODE)
-
-
-def child_command(role: Role, name: str) -> list[str]:
-    """The command of a child; its configuration (child_input) goes to its stdin."""
-    return python_module("services.serve", role.value, "--name", name, "--child")
-
-
-def child_input(config: Config) -> str:
-    return dump_config(config) + "\n"
 
 
 def main(arguments: list[str]) -> int:
@@ -108,20 +97,6 @@ class TrafficManagerChild:
     async def _watch(self, child: Child) -> None:
         status = await child.ended()
         raise DualPathError(ErrorCode.ENGINE_LOST, f"the traffic manager of {self._name} ended with status {status}")
-
-
-async def read_address(child: Child, timeout: float) -> dict[str, Any]:
-    """What a child says of itself once it is ready (common.service.service_address). ConfigError if it ends before, or
-    is not ready in time."""
-    try:
-        async with asyncio.timeout(timeout):
-            line = await child.readline()
-    except TimeoutError:
-        raise ConfigError(f"{child.name} was not ready within {timeout:g} s") from None
-    if line is None:
-        raise ConfigError(f"{child.name} ended with status {await child.ended()} before it was ready")
-    address: dict[str, Any] = json.loads(line)
-    return address
 
 
 def _take_pipes() -> tuple[int, int]:

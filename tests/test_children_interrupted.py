@@ -10,7 +10,7 @@ from tests.launch_harness import REPOSITORY
 
 UNDER_SIGNALS = """
 import asyncio, os, signal, sys, threading, time
-from services.children import Child
+from common.children import Child
 from services.launcher.rundir import RunDirectory
 
 os.setsid()

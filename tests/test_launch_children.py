@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.children import Child, end_all
+from common.children import Child, end_all
 from services.launcher.rundir import RunDirectory
 from services.launcher.tools import ToolError, run_tool
 

@@ -1,7 +1,7 @@
 """A whole cluster on this host: started in order, watched, and ended so that nothing stays behind.
 
 Life: scheduler -> everything else at once -> ready (counted) -> deaths are reported -> front end drained -> the rest
-ended. Every process has a session, a lifeline and a log of its own (services.children).
+ended. Every process has a session, a lifeline and a log of its own (common.children).
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from common.children import Child, child_command, child_input, end_all, read_address
 from common.config import Config
 from common.errors import ConfigError
 from common.model import read_model_directory
 from common.types import Role
-from services.children import Child, end_all
 from services.launcher.models import Model, cache_directory
 from services.launcher.rundir import RunDirectory
-from services.serve import child_command, child_input, read_address
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

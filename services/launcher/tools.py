@@ -9,8 +9,8 @@ import subprocess
 from collections import deque
 from collections.abc import Callable
 
+from common.children import Child, python_module
 from common.errors import ConfigError
-from services.children import Child, python_module
 
 KEPT_LINES = 200
 

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from common.config import Config, dump_config
+from common.errors import ConfigError
+from common.types import Role
 
 MAX_LINE_BYTES = 1 << 20
 
@@ -24,6 +29,15 @@ MAX_LINE_BYTES = 1 << 20
 def python_module(module: str, *arguments: str) -> list[str]:
     """The command that runs a module of this installation, whatever lies in the current directory."""
     return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def child_command(role: Role, name: str) -> list[str]:
+    """The command of one process of a cluster; its configuration (child_input) goes to its stdin."""
+    return python_module("services.serve", role.value, "--name", name, "--child")
+
+
+def child_input(config: Config) -> str:
+    return dump_config(config) + "\n"
 
 
 def _environment() -> dict[str, str]:
@@ -122,6 +136,20 @@ class Child:
         else:
             self._process.kill()
         self.exited.set_result(self._process.wait())
+
+
+async def read_address(child: Child, timeout: float) -> dict[str, Any]:
+    """What a process of a cluster says of itself once it is ready (common.service.service_address). ConfigError if it
+    ends before, or is not ready in time."""
+    try:
+        async with asyncio.timeout(timeout):
+            line = await child.readline()
+    except TimeoutError:
+        raise ConfigError(f"{child.name} was not ready within {timeout:g} s") from None
+    if line is None:
+        raise ConfigError(f"{child.name} ended with status {await child.ended()} before it was ready")
+    address: dict[str, Any] = json.loads(line)
+    return address
 
 
 async def end_all(children: Iterable[Child], grace: float) -> None:
