@@ -11,7 +11,7 @@ from tests.launch_harness import REPOSITORY
 UNDER_SIGNALS = """
 import asyncio, os, signal, sys, threading, time
 from common.children import Child
-from services.launcher.rundir import RunDirectory
+from common.rundir import RunDirectory
 
 os.setsid()
 signal.signal(signal.SIGINT, lambda *_: None)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from common.children import Child, end_all
-from services.launcher.rundir import RunDirectory
+from common.rundir import RunDirectory
 from services.launcher.tools import ToolError, run_tool
 
 SLEEP = "import time; time.sleep(60)"

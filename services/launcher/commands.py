@@ -16,13 +16,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from common.config import load_config
 from common.errors import ConfigError, DualPathError
+from common.rundir import RunDirectory
 from common.workload.scaling import DEMO, Selection
 from common.workload.sessions import PACKAGED
 from services import serve
 from services.launcher import demo, signals
 from services.launcher.cluster import Cluster, with_model
 from services.launcher.models import get_model
-from services.launcher.rundir import RunDirectory
 from services.launcher.status import get_status, status_table
 
 PIPE_WIDTH = 160

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from common.config import Config
 from common.errors import ConfigError
+from common.rundir import RunDirectory
 from common.workload.scaling import Selection, fit
 from common.workload.sessions import read_sessions
 from services.launcher.cluster import Cluster, with_model
 from services.launcher.models import Model
-from services.launcher.rundir import RunDirectory
 from services.launcher.status import get_status, read_bytes
 from services.launcher.tools import ToolError, last_json, run_tool
 
@@ -126,7 +126,7 @@ async def _check(config: Config, run: RunDirectory, progress: Progress) -> list[
         progress.add_task("checking against transformers", total=None),
         progress,
         run,
-        "services.engine.reference",
+        "services.engine.torch_backend.reference",
         f"--model={config.model.path}",
         f"--dtype={config.model.dtype}",
         f"--transcript={merged}",
