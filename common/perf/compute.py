@@ -1,0 +1,104 @@
+"""Predicted time of a forward: the slower of computing and of reading memory, part by part.
+
+With data-parallel attention a request's attention runs on one GPU; the linear layers of a batch are spread evenly. An
+engine that stands for several GPUs gets, at best, that many times the throughput.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from common.perf.hardware import Hardware
+from common.perf.models import ModelProfile
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTime:
+    """Seconds of one prefill forward, all layers. Engines of a group meet between the two parts of each layer."""
+
+    attention_s: float
+    linear_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.attention_s + self.linear_s
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeModel:
+    """Times of a model on `gpus` GPUs of some hardware, in real seconds. Every time grows with each argument."""
+
+    model: ModelProfile
+    hardware: Hardware
+    gpus: int = 1
+
+    def prefill_attention_s(self, cached: int, new: int) -> float:
+        """Attention of one request in all layers, on its one GPU."""
+        efficiency = self.hardware.efficiency
+        kind = {
+            "gqa": efficiency.prefill_gqa,
+            "mla": efficiency.prefill_mla,
+            "dsa": efficiency.prefill_dsa,
+        }[self.model.attention.kind]
+        return self._attention_s(cached, new, kind)
+
+    def prefill_linear_s(self, tokens: int) -> float:
+        """Everything else in all layers, of a batch with `tokens` new tokens; 0 for none."""
+        if tokens == 0:
+            return 0.0
+        return self._linear_s(tokens) + self.model.layers * self.hardware.efficiency.prefill_layer_s
+
+    def prefill_s(self, batch: Iterable[tuple[int, int]]) -> PrefillTime:
+        """One forward over (cached, new) pairs."""
+        pairs = list(batch)
+        attention = [self.prefill_attention_s(cached, new) for cached, new in pairs]
+        return PrefillTime(self._spread(attention), self.prefill_linear_s(sum(new for _, new in pairs)))
+
+    def decode_step_s(self, contexts: Sequence[int]) -> float:
+        """One token more for each sequence, of contexts tokens with the new one; 0 for none."""
+        if not contexts:
+            return 0.0
+        efficiency = self.hardware.efficiency
+        attention = [self._attention_s(context - 1, 1, efficiency.decode_attention) for context in contexts]
+        return self._spread(attention) + self._linear_s(len(contexts)) + self.model.layers * efficiency.decode_layer_s
+
+    def tokens_per_s(self, cached: int, new: int) -> float:
+        """Prompt tokens, hits included, of such turns that the engine prefills in a second."""
+        turn_s = self.prefill_attention_s(cached, new) + self.model.linear_flops(new) / self._linear_flops_per_s
+        return self.gpus * (cached + new) / turn_s
+
+    def kv_tokens(self) -> int:
+        """Tokens whose KV fits beside the weights; a tenth of the memory is left to activations and the rest."""
+        free = 0.9 * self.hardware.hbm_bytes - self.model.weight_bytes_a_gpu
+        return int(self.gpus * max(free, 0.0) / self.model.resident_bytes_per_token)
+
+    # -- parts --
+
+    @property
+    def _linear_flops_per_s(self) -> float:
+        """Of one GPU."""
+        if self.model.expert_params:
+            return self.hardware.flops_8bit * self.hardware.efficiency.linear_experts
+        return self.hardware.flops_16bit * self.hardware.efficiency.linear_dense
+
+    @property
+    def _hbm_rate(self) -> float:
+        return self.hardware.hbm_rate * self.hardware.efficiency.hbm
+
+    def _attention_s(self, cached: int, new: int, efficiency: float) -> float:
+        if new == 0:
+            return 0.0
+        flops = self.model.attention_flops(cached, new)
+        compute = flops.attention / (self.hardware.flops_16bit * efficiency) + flops.indexer / (
+            self.hardware.flops_8bit * self.hardware.efficiency.indexer
+        )
+        return max(compute, self.model.layers * self.model.attention.read_bytes(cached, new) / self._hbm_rate)
+
+    def _linear_s(self, tokens: int) -> float:
+        compute = self.model.linear_flops(tokens) / (self.gpus * self._linear_flops_per_s)
+        return max(compute, self.model.weight_bytes_a_gpu / self._hbm_rate)
+
+    def _spread(self, times: Sequence[float]) -> float:
+        """Seconds of work that cannot be cut, on `gpus` GPUs, at best."""
+        return max(max(times, default=0.0), sum(times) / self.gpus)
