@@ -1,1 +1,1 @@
-"""Predicted time: models, hardware, compute, the planner's bounds, scaling of live clusters, fitted predictors. Pure."""
+"""Planned time: models, hardware, compute, bounds of a cluster, scaling of live ones, fitted predictors. Pure."""

@@ -1,8 +1,8 @@
-"""Packing of a prefill forward batch. Pure (spec §8, with a fixed token budget)."""
+"""Packing of a prefill forward, under fixed budgets and, if there is one, the compute quota. Pure (spec §8)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from common.types import RequestKey
@@ -36,24 +36,64 @@ class Budget:
     requests: int
 
 
-def pack(pending: Sequence[Pending], budget: Budget, block_size: int) -> list[Chunk]:
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Bound on the attention time of one forward: all layers, summed over its requests, of one engine.
+
+    attention_s(cached, new): predicted for one request; it never falls as new grows.
+    """
+
+    limit_s: float
+    attention_s: Callable[[int, int], float]
+
+    def largest(self, cached: int, most: int, spent_s: float) -> int:
+        """The most new tokens, up to `most`, that fit beside the time already spent; by bisection."""
+        left_s = self.limit_s - spent_s
+        if self.attention_s(cached, most) <= left_s:
+            return most
+        fits, too_many = 0, most
+        while too_many - fits > 1:
+            middle = (fits + too_many) // 2
+            if self.attention_s(cached, middle) <= left_s:
+                fits = middle
+            else:
+                too_many = middle
+        return fits
+
+
+def pack(pending: Sequence[Pending], budget: Budget, block_size: int, quota: Quota | None = None) -> list[Chunk]:
     """The next forward, FIFO. The request that does not fit whole is cut at a block border and ends the batch.
 
-    Cutting at block borders lets every chunk but the last fill whole blocks. A single request always advances if the
-    rows budget holds its whole context.
+    Cutting at block borders lets every chunk but the last fill whole blocks. A request alone in its batch advances by a
+    block at least, whatever the quota, if the rows budget holds its context.
     """
     batch: list[Chunk] = []
-    tokens, rows = budget.tokens, budget.rows
+    tokens, rows, attention_s = budget.tokens, budget.rows, 0.0
     for request in pending[: budget.requests]:
-        new = min(request.miss, tokens, rows - request.cached)
-        last = new == request.miss
-        if not last:
-            new = (request.cached + new) // block_size * block_size - request.cached
-        if new <= 0:
+        most = min(request.miss, tokens, rows - request.cached)
+        if most <= 0:
             break
+        if quota is None:
+            new = _cut(request, most, block_size)
+        else:
+            new = _cut(request, quota.largest(request.cached, most, attention_s), block_size)
+            if new == 0 and not batch:
+                to_border = block_size - request.cached % block_size
+                new = _cut(request, min(most, to_border), block_size)
+            attention_s += quota.attention_s(request.cached, new)
+        if new == 0:
+            break
+        last = new == request.miss
         batch.append(Chunk(request.key, request.cached, new, last))
         tokens -= new
         rows -= request.cached + new
         if not last:
             break
     return batch
+
+
+def _cut(request: Pending, new: int, block_size: int) -> int:
+    """All of the miss, or as much of `new` as ends at a block border; 0 if nothing does."""
+    if new == request.miss:
+        return new
+    return max(0, (request.cached + new) // block_size * block_size - request.cached)
