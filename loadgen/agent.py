@@ -11,9 +11,10 @@ from common.workload.text import TokenText
 from common.workload.trajectories import Trajectory
 from loadgen.client import Client, Completion
 from loadgen.measure import RunLog, TrajectoryRecord, TurnRecord
+from loadgen.prompt import History
 
-Observer = Callable[[TurnRecord, list[int], Completion], None]
-"""Told of every turn that ended, with its prompt. Must not block: the next turn waits for it."""
+Observer = Callable[[TurnRecord, History, Completion], None]
+"""Told of every turn that ended, with its prompt, which changes afterwards. Must not block: the next turn waits."""
 
 
 @dataclass(slots=True)
@@ -35,35 +36,36 @@ class Agent:
         """
         name = name or trajectory.name
         stream = self.text.stream(name)
-        history: list[int] = []
+        history = History()
         due = intended
         for index, turn in enumerate(trajectory.turns):
             if index and self.think:
                 due += turn.think_s
             await sleep_until(due)
-            prompt = history[: turn.context] + stream.take(turn.append)
+            history.cut(turn.context)
+            history.extend(stream.take(turn.append))
             self.log.attempted += 1
-            answer = await self.client.complete(self.model, prompt, turn.generate)
+            answer = await self.client.complete(self.model, history, turn.generate)
             record = TurnRecord(
                 session=name,
                 turn=index,
                 intended=due,
                 started=answer.started,
                 ended=answer.ended,
-                prompt_tokens=len(prompt),
+                prompt_tokens=len(history),
                 requested=turn.generate,
                 times=answer.times,
                 cached_tokens=answer.cached_tokens,
                 failure=answer.failure,
                 detail=answer.detail,
-                violations=violations(answer, len(prompt), turn.generate),
+                violations=violations(answer, len(history), turn.generate),
             )
             self.log.turns.append(record)
-            self.observe(record, prompt, answer)
+            self.observe(record, history, answer)
             if answer.failure is not None:
                 self.log.trajectories.append(TrajectoryRecord(name, intended, answer.ended, completed=False))
                 return
-            history = prompt + answer.tokens
+            history.extend(answer.tokens)
             due = answer.ended
         self.log.trajectories.append(TrajectoryRecord(name, intended, answer.times[-1], completed=True))
 

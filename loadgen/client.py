@@ -25,6 +25,7 @@ import httpx
 
 from common.clock import monotonic
 from common.errors import ConfigError
+from loadgen.prompt import History
 from loadgen.sse import Event, EventParser
 
 REQUEST_TIMEOUT_S = 600.0
@@ -36,6 +37,7 @@ SPARE_DESCRIPTORS = 64
 #: The text is tokenized in pieces, so that the server need not take it as one body.
 TEXT_PIECE_CHARS = 64 << 10
 
+_JSON = {"Content-Type": "application/json"}
 _ENDED_BADLY = ("error", "abort", "cancelled")
 
 
@@ -63,7 +65,8 @@ class ServedModel:
 class Completion:
     """One call. Times are monotonic seconds; times[i] is when tokens[i] arrived (tokens of one event share it).
 
-    ended: when the client knew that it was over. Usage counts are None where the server sent none.
+    ended: when the client knew that it was over. Usage counts are None where the server sent none, and parts (seconds
+    of the time to first token, by what they were spent on) is empty.
     """
 
     started: float
@@ -73,6 +76,7 @@ class Completion:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
+    parts: dict[str, float] = field(default_factory=dict)
     failure: Failure | None = None
     detail: str = ""
 
@@ -82,13 +86,17 @@ class Completion:
 
 
 class Client:
-    """An HTTP client for one server. Use as an async context manager. ConfigError for a URL that is none."""
+    """An HTTP client for one server. Use as an async context manager. ConfigError for a URL that is none.
 
-    def __init__(self, url: str) -> None:
+    request_timeout_s: how long a call may take in all.
+    """
+
+    def __init__(self, url: str, request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--url {url!r} is not a URL: write, say, http://127.0.0.1:8000")
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._request_timeout_s = request_timeout_s
         self._every: list[httpx.AsyncClient] = []
         self._idle: list[httpx.AsyncClient] = []
 
@@ -111,7 +119,7 @@ class Client:
     def _open(self) -> httpx.AsyncClient:
         http = httpx.AsyncClient(
             base_url=self.url,
-            timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            timeout=httpx.Timeout(self._request_timeout_s, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(keepalive_expiry=KEEPALIVE_S),
             headers={"Accept-Encoding": "identity"},
             verify=_certificates(),
@@ -142,11 +150,15 @@ class Client:
                 raise ConfigError(f"{self.url}/tokenize did not answer with a list of tokens") from None
         return tokens
 
-    async def complete(self, model: str, prompt: list[int], max_tokens: int) -> Completion:
-        """Generate greedily exactly max_tokens tokens after prompt."""
-        body = {
+    async def complete(
+        self, model: str, prompt: History, max_tokens: int, hit_tokens: int | None = None
+    ) -> Completion:
+        """Generate greedily exactly max_tokens tokens after prompt.
+
+        hit_tokens: how much of the prompt the server has in storage, where the client is to tell.
+        """
+        body: dict[str, Any] = {
             "model": model,
-            "prompt": prompt,
             "max_tokens": max_tokens,
             "temperature": 0,
             "ignore_eos": True,
@@ -154,11 +166,14 @@ class Client:
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
         }
+        if hit_tokens is not None:
+            body["hit_tokens"] = hit_tokens
+        content = b'{"prompt":%b,%b' % (prompt.json(), json.dumps(body).encode()[1:])
         result = Completion(started=monotonic())
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            async with asyncio.timeout(self._request_timeout_s):
                 with self._connection() as http:
-                    async with http.stream("POST", "/v1/completions", json=body) as response:
+                    async with http.stream("POST", "/v1/completions", content=content, headers=_JSON) as response:
                         await _read(response, result)
         except (TimeoutError, httpx.TimeoutException) as error:
             result.fail(Failure.TIMEOUT, type(error).__name__)
@@ -218,6 +233,7 @@ def _take(event: Event, now: float, result: Completion) -> None:
         result.prompt_tokens = usage.get("prompt_tokens")
         result.completion_tokens = usage.get("completion_tokens")
         result.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        result.parts = {name: float(seconds) for name, seconds in (usage.get("timing") or {}).items()}
     for choice in payload.get("choices", []):
         tokens = choice.get("token_ids")
         if tokens:

@@ -18,6 +18,7 @@ from loadgen.agent import Agent
 from loadgen.client import Client, Completion, ensure_descriptors
 from loadgen.measure import RunLog, Slo, TurnRecord, measure, rows
 from loadgen.progress import ProgressMode, progress
+from loadgen.prompt import History
 from loadgen.transcript import Transcript
 
 
@@ -61,7 +62,7 @@ async def run(options: Options, plan_for: Callable[[Workload], Plan]) -> dict[st
             text = TokenText(await client.tokenize(corpus()))
             show = files.enter_context(progress(options.progress, plan.offered))
 
-            def observe(record: TurnRecord, prompt: list[int], answer: Completion) -> None:
+            def observe(record: TurnRecord, prompt: History, answer: Completion) -> None:
                 show(record)
                 if transcript is not None:
                     transcript.add(record, prompt, answer)

@@ -9,6 +9,7 @@ from pathlib import Path
 from common.errors import ConfigError
 from loadgen.client import Completion
 from loadgen.measure import TurnRecord
+from loadgen.prompt import History
 
 
 class Transcript:
@@ -24,13 +25,13 @@ class Transcript:
             raise self._refusal(error) from None
         self._writer = ThreadPoolExecutor(1, "transcript")
 
-    def add(self, record: TurnRecord, prompt: list[int], answer: Completion) -> None:
+    def add(self, record: TurnRecord, prompt: History, answer: Completion) -> None:
         """Queue one turn; a failed one has nothing to compare and is left out."""
         if record.failure is None:
             row = {
                 "session": record.session,
                 "turn": record.turn,
-                "prompt": prompt,
+                "prompt": prompt.tolist(),
                 "output": answer.tokens,
                 "cached_tokens": record.cached_tokens,
             }

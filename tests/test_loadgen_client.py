@@ -11,9 +11,9 @@ import time
 import pytest
 
 from common.errors import ConfigError
-from loadgen import client as client_module
 from loadgen.agent import violations
 from loadgen.client import Client, Completion, Failure
+from loadgen.prompt import History
 from tests.loadgen_mock import LIMIT, MockServer, Reply, answer_well, expected_tokens, token_event, usage_event
 
 PROMPT = list(range(100, 230))
@@ -21,7 +21,7 @@ PROMPT = list(range(100, 230))
 
 async def ask(server: MockServer, max_tokens: int = 4) -> Completion:
     async with Client(server.url) as client:
-        return await client.complete("mock", PROMPT, max_tokens)
+        return await client.complete("mock", History(PROMPT), max_tokens)
 
 
 async def test_well_formed_answer() -> None:
@@ -202,14 +202,13 @@ async def test_e12_failure_is_named_and_never_retried(answer, failure: Failure, 
     assert violations(result, 130, 4) == []
 
 
-async def test_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_that_never_answers() -> None:
     async def hang(reply: Reply) -> None:
         await reply.start()
         await asyncio.sleep(5)
 
-    monkeypatch.setattr(client_module, "REQUEST_TIMEOUT_S", 0.1)
-    async with MockServer(hang) as server:
-        result = await ask(server)
+    async with MockServer(hang) as server, Client(server.url, request_timeout_s=0.1) as client:
+        result = await client.complete("mock", History(PROMPT), 4)
     assert result.failure is Failure.TIMEOUT
 
 
@@ -257,7 +256,7 @@ async def test_e11_no_cap_on_connections() -> None:
         await answer_well(reply)
 
     async with MockServer(answer) as server, Client(server.url) as client:
-        answers = await asyncio.gather(*(client.complete("mock", [i], 2) for i in range(300)))
+        answers = await asyncio.gather(*(client.complete("mock", History([i]), 2) for i in range(300)))
     assert server.peak == 300
     assert [answer.failure for answer in answers] == [None] * 300
 
@@ -277,7 +276,7 @@ def test_e11_too_few_descriptors_is_a_start_up_error() -> None:
 async def test_connections_are_used_again() -> None:
     async with MockServer() as server, Client(server.url) as client:
         for _ in range(5):
-            assert (await client.complete("mock", [1], 2)).failure is None
+            assert (await client.complete("mock", History([1]), 2)).failure is None
         assert server.connections == 1
 
 
