@@ -15,8 +15,11 @@ from typing import Any
 import xxhash
 
 from common.blocks.geometry import DTYPE_BYTES, BlockGeometry, attention_geometry
-from common.config import ModelConfig
+from common.config import Config, ModelConfig
 from common.errors import ConfigError
+from common.perf.hardware import get_hardware
+from common.perf.models import get_model_profile
+from common.perf.scaling import Scaling
 from common.wire import message
 
 #: Version of the block layout and of the key derivation.
@@ -59,15 +62,21 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelDirectory:
+class ModelInfo:
+    """What every process needs to know of the model."""
+
+    manifest: Manifest
+    max_context_tokens: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDirectory(ModelInfo):
     """A checked model directory in the usual format (config.json, safetensors, tokenizer.json)."""
 
     path: Path
     architecture: str
     config: dict[str, Any]
-    max_context_tokens: int
-    vocab_size: int
-    manifest: Manifest
 
 
 def read_model_directory(path: Path, dtype: str, block_size: int, digest: str | None = None) -> ModelDirectory:
@@ -111,9 +120,33 @@ def read_model_directory(path: Path, dtype: str, block_size: int, digest: str | 
     )
 
 
-def read_configured_model(model: ModelConfig) -> ModelDirectory:
+def read_configured_directory(model: ModelConfig) -> ModelDirectory:
     """read_model_directory() of what the configuration names."""
     return read_model_directory(Path(model.path), model.dtype, model.block_size, model.digest)
+
+
+def read_configured_model(config: Config) -> ModelInfo:
+    """What the configuration names: a model directory, or a profiled model, whose KV moves in a geometry of its own.
+    ConfigError if there is none."""
+    if not config.model.profile:
+        return read_configured_directory(config.model)
+    scaling = configured_scaling(config)
+    profile, geometry = scaling.model, scaling.geometry(config.model.block_size)
+    manifest = Manifest(FORMAT_VERSION, f"profile {profile.name}", geometry)
+    return ModelInfo(manifest, profile.max_context_tokens, profile.vocab_size)
+
+
+def configured_scaling(config: Config) -> Scaling:
+    """How a profiled model's cluster is scaled. ConfigError if the model or the hardware is unknown."""
+    perf = config.perf
+    return Scaling(
+        get_model_profile(config.model.profile),
+        get_hardware(perf.hardware),
+        perf.gpus,
+        perf.time_factor,
+        perf.moved_layers,
+        perf.row_bytes,
+    )
 
 
 def weights_digest(path: Path) -> str:

@@ -17,7 +17,7 @@ from common.blocks.hashing import prefix_keys
 from common.config import Config, load_config
 from common.errors import DualPathError
 from common.messages import Cancel, Finished, PrefillStarted, RequestFailed, Submit, Tokens
-from common.model import read_configured_model
+from common.model import read_configured_directory
 from common.rpc import Peer
 from common.service import Service
 from common.types import Request, RequestKey, Role, Sampling, pack_tokens
@@ -67,7 +67,7 @@ class Driver(Service):
     role = Role.FRONTEND
 
     async def open(self) -> None:
-        directory = read_configured_model(self.config.model)
+        directory = read_configured_directory(self.config.model)
         self.manifest = directory.manifest
         self.outcomes: dict[RequestKey, Outcome] = {}
         self._ids = itertools.count()

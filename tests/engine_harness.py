@@ -15,9 +15,10 @@ from torch import Tensor
 from common.blocks.geometry import BlockGeometry
 from common.messages import SequenceSlice
 from common.model import ModelDirectory, read_model_directory
-from services.engine.attention import PackedAttention, PagedAttention
-from services.engine.memory import DeviceMemory
-from services.engine.model import LayeredModel
+from services.engine.backend import Slots
+from services.engine.torch_backend.attention import PackedAttention, PagedAttention
+from services.engine.torch_backend.memory import TensorMemory
+from services.engine.torch_backend.model import LayeredModel
 
 CPU = torch.device("cpu")
 
@@ -49,7 +50,7 @@ class Engine:
     def __init__(self, path: Path, budget: int, dtype: str = "float32", block_size: int = 64) -> None:
         self.directory: ModelDirectory = read_model_directory(path, dtype, block_size)
         self.model = LayeredModel.load(self.directory, CPU, threads=1)
-        self.memory = DeviceMemory(self.geometry, budget, CPU, "test")
+        self.memory = TensorMemory(self.geometry, budget, CPU, "test")
         self.memory.pages().fill_(float("nan"))
 
     @property
@@ -69,8 +70,9 @@ class Engine:
             last = staged.computed + new == len(staged.tokens)
             sequences.append(SequenceSlice(f"r{i}", 0, row, staged.computed, new, last))
         rows = sum(s.cached + s.new for s in sequences)
-        slots = [self.memory.layer_slot(slot, rows, num_slots) for slot in range(num_slots)]
-        kv = PackedAttention(sequences, slots)
+        self.memory.note_use(num_slots * rows * self.geometry.row_bytes)
+        slots = self.memory.layer_slots(Slots(0, rows, num_slots))
+        kv = PackedAttention(sequences, [slots] * len(sequences))
         tokens = [token for staged, new in chunks for token in staged.tokens[staged.computed : staged.computed + new]]
         state = self.model.embed(torch.tensor(tokens), kv.positions())
         for layer in range(self.model.num_layers):

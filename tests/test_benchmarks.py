@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from services.engine.reference import Reference
+from services.engine.torch_backend.reference import Reference
 from tests.cluster import cluster_config, run_cluster
 from tests.launch_harness import launched
 from tests.models import tiny_model

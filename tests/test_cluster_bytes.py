@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from services.engine.reference import Reference
+from services.engine.torch_backend.reference import Reference
 from tests.cluster import cluster_config, run_cluster
 from tests.models import tiny_model
 

@@ -18,7 +18,7 @@ from common.messages import GetStatus, Member, Register, Status
 from common.types import Role
 from common.wire import PROTOCOL_VERSION
 from services.decode.service import DecodeEngine
-from services.engine.reference import Reference
+from services.engine.torch_backend.reference import Reference
 from services.scheduler.policy import Policy
 from services.scheduler.service import Scheduler
 from services.storage_gateway.service import StorageGateway

@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import DualPathError, ErrorCode
 from common.faults import Fault
-from services.engine.reference import Reference
+from services.engine.torch_backend.reference import Reference
 from tests.cluster import cluster_config, run_cluster
 from tests.models import tiny_model
 

@@ -14,7 +14,7 @@ import pytest
 
 from common.errors import ErrorCode
 from common.types import Sampling
-from services.engine.reference import Reference
+from services.engine.torch_backend.reference import Reference
 from tests.cluster import cluster_config, run_cluster
 from tests.models import tiny_model
 
@@ -127,9 +127,9 @@ async def test_abandoned_long_prompts_do_not_hold_up_a_short_one(model, tmp_path
         for request in requests:
             driver.cancel(request)
         await asyncio.sleep(0.1)
-        forwards = cluster.prefill()._next_forward
+        forwards = cluster.prefill().forwards.num_begun
         await driver.generate([9] * 32, 1)
-        assert cluster.prefill()._next_forward - forwards <= 2
+        assert cluster.prefill().forwards.num_begun - forwards <= 2
 
 
 async def test_limits_are_checked_again_at_the_engines(model, tmp_path):
@@ -156,7 +156,7 @@ async def test_engines_with_an_abandoned_forward_drain_at_once(model, tmp_path):
         for request in requests:
             await cluster.driver.submit(request)
         async with asyncio.timeout(10):
-            while cluster.prefill()._run is None:
+            while not cluster.prefill().forwards.in_hand:
                 await asyncio.sleep(0.001)
         for request in requests:
             cluster.driver.cancel(request)

@@ -11,7 +11,7 @@ from common.errors import RETRYABLE, DualPathError, ErrorCode
 from common.faults import Fault
 from common.transport.base import Batch, Intent, TransferError, make_runs
 from common.types import Sampling
-from services.engine.reference import Reference
+from services.engine.torch_backend.reference import Reference
 from tests.cluster import cluster_config, run_cluster
 from tests.models import tiny_model
 

@@ -13,7 +13,7 @@ from common.errors import ConfigError, DualPathError, ErrorCode
 from common.faults import Fault
 from common.messages import Cancel, GetStatus, Submit
 from common.types import Sampling
-from services.engine.reference import Reference
+from services.engine.torch_backend.reference import Reference
 from services.storage_gateway.service import StorageGateway
 from services.traffic_manager.staging import SlotQueue
 from tests.cluster import cluster_config, run_cluster

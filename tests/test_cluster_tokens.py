@@ -9,8 +9,8 @@ import pytest
 
 from common.faults import Fault
 from common.types import Sampling, hit_block_limit
-from services.engine.memory import DeviceMemory
-from services.engine.reference import Reference
+from services.engine.torch_backend.memory import TensorMemory
+from services.engine.torch_backend.reference import Reference
 from tests.cluster import cluster_config, run_cluster
 from tests.models import EOS_ID, FAMILIES, tiny_model
 
@@ -173,13 +173,13 @@ async def test_sampled_tokens_do_not_depend_on_the_path_or_the_attempt(models, t
 @pytest.mark.parametrize("read_side", ["pe_only", "de_only"])
 async def test_device_memory_apart_from_the_segment(models, tmp_path, read_side, monkeypatch):
     """As on a GPU: tensors are a mirror, and whatever is not pulled or pushed in time gives wrong tokens."""
-    build = DeviceMemory.__init__
+    build = TensorMemory.__init__
 
     def mirrored(self, *args):
         build(self, *args)
         self._elems = self._host.clone().fill_(float("nan"))
 
-    monkeypatch.setattr(DeviceMemory, "__init__", mirrored)
+    monkeypatch.setattr(TensorMemory, "__init__", mirrored)
     directory, reference = models("llama")
     rng = random.Random(13)
     history: list[int] = []

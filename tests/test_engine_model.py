@@ -12,9 +12,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from common.errors import ConfigError
 from common.model import read_model_directory
-from services.engine.attention import causal_mask, group_by_length
-from services.engine.model import LayeredModel
-from services.engine.reference import Reference
+from services.engine.torch_backend.attention import causal_mask, group_by_length
+from services.engine.torch_backend.model import LayeredModel
+from services.engine.torch_backend.reference import Reference
 from tests.engine_harness import CPU, Engine, Staged, random_tokens
 from tests.models import EOS_ID, FAMILIES, tiny_model
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.reference import Reference, Turn, check_transcript, main, plan_forwards
+from services.engine.torch_backend.reference import Reference, Turn, check_transcript, main, plan_forwards
 from tests.engine_harness import random_tokens
 from tests.models import EOS_ID, tiny_model
 

@@ -7,7 +7,7 @@ import torch
 
 from common.finish import finish_reason
 from common.types import FinishReason, Sampling
-from services.engine.sampler import sample
+from services.engine.torch_backend.sampler import sample
 
 VOCAB = 50
 EOS = {2, 3}

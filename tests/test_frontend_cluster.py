@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.engine.reference import Reference
+from services.engine.torch_backend.reference import Reference
 from services.frontend.service import Frontend
 from tests.cluster import Cluster, cluster_config, run_cluster
 from tests.frontend_harness import events_of

@@ -241,14 +241,16 @@ class PeerStaged:
 @message
 @dataclass(frozen=True, slots=True)
 class PushRows:
-    """prefill TM -> decode TM, call: write rows [0, rows) of some layers from the decode buffer into prefill device
-    memory: layer first + i at byte offset target + i * stride. Answered by Done when they are there."""
+    """prefill TM -> decode TM, call: write rows [start, stop) of some layers from the decode buffer into prefill device
+    memory, where row 0 of layer first + i lies at byte offset target + i * stride. Answered by Done when they are
+    there."""
 
     request_id: str
     attempt: int
     first: int
     num_layers: int
-    rows: int
+    start: int
+    stop: int
     memory: RegionDescriptor
     target: int
     stride: int

@@ -33,7 +33,6 @@ from common.rpc import Peer
 from common.types import Request, RequestKey, Role
 from services.decode.pages import PagePool
 from services.decode.sequence import Sequence
-from services.decode.step import decode_step
 from services.engine.service import LAYER_TRANSFERS, EngineService
 
 
@@ -47,17 +46,14 @@ class DecodeEngine(EngineService[Sequence]):
         return self.config.decode
 
     def capacity(self, buffer_blocks: int) -> Capacity:
-        assert self.memory is not None
         size = self.geometry.block_size
         pages = self.memory.num_pages
-        limit = min(self.directory.max_context_tokens, pages * size, buffer_blocks * size)
+        limit = min(self.model.max_context_tokens, pages * size, buffer_blocks * size)
         return Capacity(limit, buffer_blocks, pages * size)
 
     async def open(self) -> None:
         await super().open()
-        assert self.memory is not None
         self.pages = PagePool(SlotPool(self.memory.num_pages))
-        self._page_view = self.memory.pages()
         self._handoff: asyncio.Queue[Sequence] = asyncio.Queue()
         self._running: list[Sequence] = []
         self._tickets: dict[int, list[int]] = {}
@@ -144,7 +140,6 @@ class DecodeEngine(EngineService[Sequence]):
         return pages is not None
 
     async def _load(self, sequence: Sequence) -> None:
-        assert self.memory is not None
         request = sequence.request
         cached_blocks = sequence.cached_tokens // self.geometry.block_size
         timeouts = self.config.timeouts
@@ -156,8 +151,7 @@ class DecodeEngine(EngineService[Sequence]):
             await asyncio.wait({call})  # until it is answered the pages may be written
         try:
             await call
-            if self.memory.mirrored:
-                await self.compute(self.memory.pull_pages, sequence.pages)
+            await self.backend.pull_pages(sequence.pages)
         except DualPathError as error:
             self._handoff_failed(sequence, error.code, error.message)
         if sequence.dropped:
@@ -179,7 +173,6 @@ class DecodeEngine(EngineService[Sequence]):
     # -- decoding --
 
     async def _decode(self) -> None:
-        assert self.memory is not None
         while True:
             self._sweep()
             batch = self._grow()
@@ -190,7 +183,7 @@ class DecodeEngine(EngineService[Sequence]):
             for sequence in batch:
                 await self.faults.point("compute", request=sequence.key[0])
             self.memory.note_use((self.pages.pool.total - self.pages.num_free) * self.geometry.full_block_bytes)
-            tokens = await self.compute(decode_step, self.model, self.memory, self._page_view, batch)
+            tokens = await self.backend.decode(batch)
             self._decoded.inc(len(tokens))
             self._advance(batch, tokens)
 
@@ -242,7 +235,7 @@ class DecodeEngine(EngineService[Sequence]):
         for sequence, token in zip(batch, tokens, strict=True):
             if sequence.dropped:
                 continue
-            filled = sequence.computed_one(self.geometry, self.directory.manifest.namespace)
+            filled = sequence.computed_one(self.geometry, self.model.manifest.namespace)
             if filled is not None:
                 full[sequence] = filled
             sequence.tokens.append(token)
@@ -251,7 +244,7 @@ class DecodeEngine(EngineService[Sequence]):
                 Token(*sequence.key, sequence.num_generated - 1, token)
             )
             sequence.finish = finish_reason(
-                token, sequence.num_generated, request.sampling, self.model.eos_token_ids
+                token, sequence.num_generated, request.sampling, self.backend.eos_token_ids
             )
             if sequence.finish is not None:
                 ended.append(sequence)
@@ -279,11 +272,9 @@ class DecodeEngine(EngineService[Sequence]):
 
     async def _persist(self, ticket: int, pages: list[int], keys: list[bytes]) -> None:
         """Returns when the blocks are announced, or given up."""
-        assert self.memory is not None
         timeouts = self.config.timeouts
         try:
-            if self.memory.mirrored:
-                await self.compute(self.memory.push_pages, pages)
+            await self.backend.push_pages(pages)
             call = PersistPages(ticket, pages, b"".join(keys))
             await self.traffic_manager.call(call, timeouts.call_s + timeouts.store_s)
         except DualPathError as error:

@@ -1,50 +1,32 @@
-"""Device memory for KV-cache ("HBM"): one byte budget, seen as layer slots (prefill) or as pages (decode) (spec §4).
+"""Device memory for KV-cache ("HBM"): one byte budget in a segment that transports can reach (spec §4).
 
-On a CPU it is a shared segment: the engine's traffic manager registers it and writes rows into it, and the tensors
-here are views of those same bytes. On any other device the segment stays in host memory and the tensors live on the
-device; pull() and push() copy between the two. Registering device memory itself (GPUDirect) comes with the verbs
-transport; pull and push are then empty there too.
-
-Views are valid until close(); whoever computes on them stops before that.
+Used as ranges of layer slots (prefill) or as pages (decode). Here it is bytes only; a back end that computes on them
+adds views.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
-import torch
-from torch import Tensor
-
-from common.blocks.geometry import DTYPE_BYTES, BlockGeometry
+from common.blocks.geometry import BlockGeometry
 from common.errors import ConfigError
 from common.transport.memory import Memory
 
 
 class DeviceMemory:
-    """budget bytes of rows of one geometry, all parts of one dtype.
+    """budget bytes of rows of one geometry.
 
     memory: the segment that transports register. peak_bytes: the most KV bytes that were ever in use at once.
     """
 
-    def __init__(self, geometry: BlockGeometry, budget: int, device: torch.device, name: str) -> None:
-        """ConfigError if the parts differ in dtype or the budget holds no row."""
-        dtypes = {part.dtype for part in geometry.parts}
-        if len(dtypes) > 1:
-            raise ConfigError(f"device memory needs one dtype a row, not {', '.join(sorted(dtypes))}")
+    def __init__(self, geometry: BlockGeometry, budget: int, name: str) -> None:
+        """ConfigError if the budget holds no row."""
         if budget < geometry.row_bytes:
             raise ConfigError(f"device_memory of {budget} bytes holds no token: a row takes {geometry.row_bytes} bytes")
-        (dtype,) = dtypes
-        item_bytes = DTYPE_BYTES[dtype]
         self.geometry = geometry
-        self.dtype: torch.dtype = getattr(torch, dtype)
-        self.row_elems = geometry.row_bytes // item_bytes
-        self.budget = budget - budget % item_bytes
+        self.budget = budget
         self.peak_bytes = 0
-        self.memory = Memory.create(name, self.budget)
-        self._host = torch.frombuffer(self.memory.view, dtype=self.dtype)
-        # the segment's own bytes on a CPU; a mirror of them elsewhere
-        self._elems = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
+        self.memory = Memory.create(name, budget)
 
     @property
     def num_pages(self) -> int:
@@ -61,52 +43,17 @@ class DeviceMemory:
             raise RuntimeError(f"{num_bytes} bytes of KV do not fit device memory of {self.budget} bytes")
         self.peak_bytes = max(self.peak_bytes, num_bytes)
 
-    def layer_slot(self, slot: int, rows: int, num_slots: int) -> Tensor:
-        """[rows, row_elems]: slot of a forward batch with num_slots slots, at byte slot * rows * row_bytes.
-
-        Counts all num_slots as in use. RuntimeError if they do not fit; IndexError for a slot out of range.
-        """
-        if not 0 <= slot < num_slots:
-            raise IndexError(f"slot {slot} of {num_slots}")
-        self.note_use(num_slots * rows * self.geometry.row_bytes)
-        return self._view(slot * rows * self.row_elems, rows, self.row_elems)
-
-    def pages(self) -> Tensor:
-        """[num_pages, num_layers, block_size, row_elems]: every page, each one Full Block. The caller notes its use."""
-        return self._view(0, self.num_pages, self.geometry.num_layers, self.geometry.block_size, self.row_elems)
-
-    def pull(self, view: Tensor) -> None:
-        """Bring what transports wrote into the segment to a view of this memory. No copy on a CPU."""
-        if self.mirrored:
-            view.copy_(self._in_segment(view))
-
-    def push(self, view: Tensor) -> None:
-        """Bring a view of this memory to the segment, where transports read. No copy on a CPU."""
-        if self.mirrored:
-            self._in_segment(view).copy_(view)
-
     @property
     def mirrored(self) -> bool:
-        """Tensors are not the segment's own bytes: pull and push have to be called."""
-        return self._elems is not self._host
+        """What is computed on are not the segment's own bytes: pages have to be pulled and pushed."""
+        return False
 
     def pull_pages(self, pages: Sequence[int]) -> None:
-        """pull() of whole pages."""
-        for page in pages:
-            self.pull(self.pages()[page])
+        """Bring what transports wrote into these pages to where it is computed on."""
 
     def push_pages(self, pages: Sequence[int]) -> None:
-        """push() of whole pages."""
-        for page in pages:
-            self.push(self.pages()[page])
+        """Bring these pages to the segment, where transports read."""
 
     def close(self) -> None:
-        """Free the segment and the mirror. Idempotent. Views of them must not be used any more."""
-        self._host = self._elems = torch.empty(0, dtype=self.dtype)
+        """Free the segment. Idempotent."""
         self.memory.close()
-
-    def _view(self, offset: int, *shape: int) -> Tensor:
-        return self._elems[offset : offset + prod(shape)].view(shape)
-
-    def _in_segment(self, view: Tensor) -> Tensor:
-        return self._host.as_strided(view.size(), view.stride(), view.storage_offset())

@@ -1,18 +1,15 @@
-"""What both engine roles share: the model, device memory, the compute thread, the traffic manager, fetching work.
+"""What both engine roles share: the back end that computes, device memory, the traffic manager, fetching work.
 
-Everything that touches torch runs in one compute thread; the event loop only moves messages. An engine and its traffic
-manager are one unit of failure: if either goes, so does the other.
+The event loop only moves messages. An engine and its traffic manager are one unit of failure: if either goes, so does
+the other.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
-
-import torch
 
 from common.clock import monotonic
 from common.config import Config, EngineConfig
@@ -32,23 +29,19 @@ from common.messages import (
     Stage,
     StageFailed,
 )
-from common.model import read_configured_model
 from common.rpc import Link, Peer
 from common.service import Service
 from common.transport.memory import host_identity
 from common.transport.region import RegionDescriptor
 from common.types import KEY_BYTES, Request, RequestKey
+from services.engine.backend import Backend
 from services.engine.memory import DeviceMemory
-from services.engine.model import LayeredModel
 
 #: A layer, and likewise the end of a forward, waits for at most so many transfers, each with its own deadline.
 LAYER_TRANSFERS = 4
 
 StartTrafficManager = Callable[[], Awaitable[str]]
 """Starts this engine's traffic manager; returns its control endpoint."""
-
-T = TypeVar("T")
-
 
 class Held(Protocol):
     """A request as a role keeps it. due: when it is given up, on common.clock.monotonic()."""
@@ -61,15 +54,15 @@ S = TypeVar("S", bound=Held)
 
 
 class EngineService(Service, Generic[S]):
-    """Base of the prefill and the decode engine. S: what the role keeps of a request."""
+    """Base of the prefill and the decode engine. S: what the role keeps of a request. backend: from open() on."""
+
+    backend: Backend
 
     def __init__(self, config: Config, name: str, start_traffic_manager: StartTrafficManager) -> None:
         super().__init__(config, name)
         self._start_traffic_manager = start_traffic_manager
-        self._compute = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-compute")
         self._sequences: dict[RequestKey, S] = {}
         self._read_q, self._read_rate = 0, 0.0
-        self.memory: DeviceMemory | None = None
 
     # -- for the roles --
 
@@ -90,6 +83,9 @@ class EngineService(Service, Generic[S]):
         """Forget a request, if we have it: it has ended here, well or badly. What it holds is released."""
         raise NotImplementedError
 
+    def check_progress(self, now: float) -> None:
+        """Called regularly. DualPathError if the engine cannot go on."""
+
     def load(self) -> tuple[int, int, int]:
         """(seq, tok, free device tokens) for the next fetch."""
         raise NotImplementedError
@@ -97,15 +93,9 @@ class EngineService(Service, Generic[S]):
     # -- life --
 
     async def open(self) -> None:
-        model = self.config.model
-        try:
-            device = torch.device(model.device)
-        except RuntimeError as error:
-            raise ConfigError(f"model.device {model.device!r}: {str(error).splitlines()[0]}") from None
-        self.directory = await asyncio.to_thread(read_configured_model, model)
-        self.geometry = self.directory.manifest.geometry
-        self.model = await self.compute(LayeredModel.load, self.directory, device, self.settings.threads)
-        self.memory = DeviceMemory(self.geometry, self.settings.device_memory, device, f"{self.name}-hbm")
+        self.backend = await open_backend(self.config, self.settings, self.name)
+        self.model, self.memory = self.backend.model, self.backend.memory
+        self.geometry = self.model.manifest.geometry
         self._check_context(self.capacity(self.settings.buffer // self.geometry.full_block_bytes))
         endpoint = await self._start_traffic_manager()
         self.traffic_manager: Link = self.node.link(endpoint)
@@ -138,7 +128,7 @@ class EngineService(Service, Generic[S]):
     def describe(self, member: Member) -> Member:
         return replace(
             member,
-            manifest=self.directory.manifest,
+            manifest=self.model.manifest,
             capacity=self._capacity,
             traffic_manager=self.traffic_manager.endpoint,
             traffic_manager_incarnation=self._traffic_manager_incarnation,
@@ -153,13 +143,8 @@ class EngineService(Service, Generic[S]):
             self.fail(DualPathError(ErrorCode.ENGINE_LOST, f"our traffic manager is gone: {reason}"))
 
     async def shut(self) -> None:
-        self._compute.shutdown(wait=True, cancel_futures=True)
-        if self.memory is not None:
-            self.memory.close()
-
-    async def compute(self, work: Callable[..., T], *args: object) -> T:
-        """Run in the compute thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._compute, work, *args)
+        if hasattr(self, "backend"):
+            await self.backend.close()
 
     # -- work --
 
@@ -172,6 +157,7 @@ class EngineService(Service, Generic[S]):
     async def _fetch_regularly(self) -> None:
         while True:
             now = monotonic()
+            self.check_progress(now)
             for key in [key for key, sequence in self._sequences.items() if now > sequence.due]:
                 self.request_failed(key, ErrorCode.TRANSFER_FAILED, "what it waited for did not come in time")
                 self.drop(key)
@@ -193,8 +179,8 @@ class EngineService(Service, Generic[S]):
 
     def _refusal(self, request: Request) -> str | None:
         """What the front end should have refused: the engine checks again, so that no request can harm the others."""
-        if max(request.tokens, default=0) >= self.directory.vocab_size:
-            return f"a token id is out of the vocabulary of {self.directory.vocab_size}"
+        if max(request.tokens, default=0) >= self.model.vocab_size:
+            return f"a token id is out of the vocabulary of {self.model.vocab_size}"
         limit = self.max_context_tokens
         if request.num_tokens < 1 or request.max_new_tokens < 1 or request.num_tokens + request.max_new_tokens > limit:
             return f"prompt of {request.num_tokens} and {request.max_new_tokens} new tokens, limit {limit}"
@@ -256,3 +242,14 @@ class EngineService(Service, Generic[S]):
             self.node.link(request.reply_to).send(msg)
         except DualPathError as error:
             self.log.warning("front end not reached", type=type(msg).__name__, error=str(error))
+
+
+async def open_backend(config: Config, settings: EngineConfig, name: str) -> Backend:
+    """The back end that the configuration asks for. Imports torch only where a real model is served."""
+    if config.model.profile:
+        from services.engine.profiled import ProfiledBackend
+
+        return ProfiledBackend(config, settings, name)
+    from services.engine.torch_backend.backend import TorchBackend
+
+    return await TorchBackend.load(config, settings, name)

@@ -58,10 +58,10 @@ class StorageGateway(Service):
         self._opened = AsyncExitStack()
 
     async def open(self) -> None:
-        model, storage, timeouts = self.config.model, self.config.storage, self.config.timeouts
+        storage, timeouts = self.config.storage, self.config.timeouts
         if not storage.path:
             raise ConfigError("storage.path is not set: give the directory of the blocks")
-        directory = await asyncio.to_thread(read_configured_model, model)
+        directory = await asyncio.to_thread(read_configured_model, self.config)
         self.manifest = directory.manifest
         store = DirectoryStore(
             Path(storage.path), self.manifest, self.metrics, verify=storage.verify, concurrency=storage.concurrency

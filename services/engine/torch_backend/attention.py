@@ -31,14 +31,15 @@ class KVAccess(Protocol):
 class PackedAttention:
     """Prefill: sequences one after the other in the token axis, each attending causally over its own rows.
 
-    slots: [rows, row_elems] each; layer l lives in slots[l % len(slots)], where rows [row, row + cached) of a sequence
-    hold its cached KV before attend(l) and rows [row + cached, row + cached + new) its new KV afterwards.
+    slots: of each sequence, [rows, row_elems] each; layer l lives in slots[l % len(slots)], where rows [row, row +
+    cached) of the sequence hold its cached KV before attend(l) and rows [row + cached, row + cached + new) its new KV
+    afterwards.
     """
 
-    def __init__(self, sequences: Sequence[SequenceSlice], slots: Sequence[Tensor]) -> None:
+    def __init__(self, sequences: Sequence[SequenceSlice], slots: Sequence[Sequence[Tensor]]) -> None:
         self._sequences = sequences
         self._slots = slots
-        self._masks = [causal_mask(s.new, s.cached + s.new, slots[0]) for s in sequences]
+        self._masks = [causal_mask(s.new, s.cached + s.new, own[0]) for s, own in zip(sequences, slots, strict=True)]
 
     def positions(self) -> Tensor:
         """[T] int64: the position of each packed token in its sequence."""
@@ -50,10 +51,10 @@ class PackedAttention:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         kv_heads, num_tokens, head_dim = key.shape
-        keys, values = split_rows(self._slots[layer % len(self._slots)], kv_heads, head_dim)
         output = query.new_empty(num_tokens, query.shape[0], head_dim)
         start = 0
-        for sequence, mask in zip(self._sequences, self._masks, strict=True):
+        for sequence, slots, mask in zip(self._sequences, self._slots, self._masks, strict=True):
+            keys, values = split_rows(slots[layer % len(slots)], kv_heads, head_dim)
             stop = start + sequence.new
             cached_end = sequence.row + sequence.cached
             rows = slice(sequence.row, cached_end + sequence.new)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from common.errors import ConfigError
 from common.model import ModelDirectory
-from services.engine.attention import KVAccess
+from services.engine.torch_backend.attention import KVAccess
 
 _transformers: Any = transformers  # much of it has no annotations, or wrong ones
 ATTENTION = "dualpath"

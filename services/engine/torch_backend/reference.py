@@ -200,7 +200,7 @@ def read_transcript(path: Path) -> list[Turn]:
 
 def main() -> None:
     """Print the report as one line of JSON. Exit status 0 if the check ran, whatever it found."""
-    parser = argparse.ArgumentParser(prog="python -m services.engine.reference", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m services.engine.torch_backend.reference", description=main.__doc__)
     parser.add_argument("--model", type=Path, required=True, help="model directory")
     parser.add_argument("--transcript", type=Path, required=True, help="JSON lines: session, turn, prompt, output")
     parser.add_argument("--dtype", default="float32")

@@ -1,0 +1,75 @@
+"""The profiled back end: no tensors. A forward takes the time that common.perf predicts for the named hardware, while
+KV bytes really move around it (design: Compute). Tokens are made up, the same for every run.
+
+Times are kept against a schedule, not slept one after the other: what a wait oversleeps is made up for by the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from common.clock import monotonic
+from common.config import Config, EngineConfig
+from common.model import configured_scaling, read_configured_model
+from services.engine.backend import DecodeSequence, PrefillSequence, Steps
+from services.engine.memory import DeviceMemory
+
+#: The schedule goes on from the end of the last piece of work if the next one is there within so many seconds of it:
+#: that much is the lateness of this process, not idle time of the engine it stands for.
+GRACE_S = 0.005
+
+
+class ProfiledBackend:
+    """A Backend for a model of common.perf."""
+
+    eos_token_ids: frozenset[int] = frozenset()
+
+    def __init__(self, config: Config, settings: EngineConfig, name: str) -> None:
+        """ConfigError if the model or the hardware is unknown."""
+        self.model = read_configured_model(config)
+        self.memory = DeviceMemory(self.model.manifest.geometry, settings.device_memory, f"{name}-hbm")
+        scaling = configured_scaling(config)
+        self._compute = scaling.compute
+        self._time_factor = scaling.time_factor
+        self._busy_until = 0.0
+
+    async def prefill(self, batch: Sequence[PrefillSequence], steps: Steps) -> list[int | None]:
+        places = [sequence.place for sequence in batch]
+        time = self._compute.prefill_s([(place.cached, place.new) for place in places])
+        await self._pass_steps(steps, time.total_s * self._time_factor)
+        return [
+            None if sequence.sampling is None else self._token(sequence.place.cached + sequence.place.new)
+            for sequence in batch
+        ]
+
+    async def _pass_steps(self, steps: Steps, total_s: float) -> None:
+        """Each step takes its layers' share of the time, from when it is loaded and the one before it is done."""
+        per_layer = total_s / steps.num_layers
+        for step in range(len(steps)):
+            await self._work(await steps.opened(step), len(steps.layers(step)) * per_layer)
+            steps.computed(step)
+
+    async def decode(self, batch: Sequence[DecodeSequence]) -> list[int]:
+        seconds = self._compute.decode_step_s([sequence.num_computed + 1 for sequence in batch])
+        await self._work(monotonic(), seconds * self._time_factor)
+        return [self._token(sequence.num_computed + 1) for sequence in batch]
+
+    async def pull_pages(self, pages: Sequence[int]) -> None:
+        pass
+
+    async def push_pages(self, pages: Sequence[int]) -> None:
+        pass
+
+    async def close(self) -> None:
+        self.memory.close()
+
+    async def _work(self, since: float, seconds: float) -> None:
+        """Be busy for so long, from `since` on or from the end of the work before."""
+        idle = since > self._busy_until + GRACE_S
+        self._busy_until = (since if idle else self._busy_until) + seconds
+        await asyncio.sleep(max(0.0, self._busy_until - monotonic()))
+
+    def _token(self, length: int) -> int:
+        """The token after so many others."""
+        return (length * 7919 + 13) % self.model.vocab_size

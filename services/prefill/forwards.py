@@ -1,0 +1,190 @@
+"""Forwards in hand at the traffic manager, and where their KV lies in device memory: what both ways of prefill share.
+
+A forward is begun (its device memory is taken) -> loaded, step by step -> computed -> drained (its rows are delivered,
+and the memory is free again).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from common.blocks.geometry import BlockGeometry
+from common.clock import monotonic
+from common.config import PrefillConfig
+from common.messages import BeginForward, ForwardDrained, LayersComputed, LayersLoaded, SequenceSlice
+from common.types import RequestKey
+from services.engine.backend import PrefillSequence, Slots, Steps
+from services.engine.memory import DeviceMemory
+from services.engine.ranges import Range, RangePool
+from services.prefill.batching import Chunk
+from services.prefill.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One forward for the back end. sequences[i] is what chunk batch[i] belongs to."""
+
+    sequences: list[Sequence]
+    batch: list[PrefillSequence]
+    steps: Steps
+
+
+@dataclass(slots=True, eq=False)
+class InHand:
+    """A forward that the traffic manager has begun. failed: requests of it whose rows did not come, or not arrive. due:
+    once it is computed, when it is drained at the latest."""
+
+    plan: BeginForward
+    memory: Range
+    sequences: list[Sequence]
+    steps: Steps | None = None
+    failed: set[RequestKey] = field(default_factory=set)
+    due: float = math.inf
+
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.steps) if self.steps is not None else 1
+
+
+class Host(Protocol):
+    """What the forwards need of their engine. wait_s: how long a layer, and likewise the end of a forward, is waited
+    for."""
+
+    geometry: BlockGeometry
+    memory: DeviceMemory
+
+    @property
+    def settings(self) -> PrefillConfig: ...
+
+    @property
+    def wait_s(self) -> float: ...
+
+    def tell(self, msg: object) -> None:
+        """One-way to the traffic manager."""
+
+    def wake(self) -> None:
+        """There may be something to compute."""
+
+    def stage_sequence(self, sequence: Sequence) -> None:
+        """Let the traffic manager reserve its buffer and read its hits."""
+
+    def pack(self, sequences: list[Sequence], rows: int) -> list[Chunk]:
+        """The next forward of these, FIFO, in so many rows of a layer slot."""
+
+    def advanced(self, sequence: Sequence, chunk: Chunk) -> None:
+        """The rows of this chunk are delivered."""
+
+    def lost(self, sequence: Sequence) -> None:
+        """Its KV did not come, or did not arrive."""
+
+
+class Forwards:
+    """Base of layerwise and resident prefill."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.geometry = host.geometry
+        self.pool = RangePool(host.memory.budget)
+        self.in_hand: dict[int, InHand] = {}
+        self._last = 0
+
+    # -- what the engine calls --
+
+    def assigned(self, sequence: Sequence) -> None:
+        """A new request."""
+        raise NotImplementedError
+
+    def ready(self, sequence: Sequence) -> None:
+        """Its KV is staged on both sides."""
+        raise NotImplementedError
+
+    def next(self) -> Run | None:
+        """The next forward to compute, FIFO, or None."""
+        raise NotImplementedError
+
+    def computed(self, run: Run) -> None:
+        """The back end is through with it."""
+        raise NotImplementedError
+
+    def dropped(self, sequence: Sequence) -> None:
+        """It is gone from the engine, well or badly."""
+
+    def loaded(self, msg: LayersLoaded) -> None:
+        forward = self.in_hand.get(msg.forward)
+        if forward is not None:
+            forward.failed.update(msg.failed)
+            self._loaded(forward, msg.step)
+
+    def drained(self, msg: ForwardDrained) -> None:
+        """Device memory of this forward is quiet; what that means for its requests."""
+        forward = self.in_hand.pop(msg.forward, None)
+        if forward is None:
+            return
+        forward.failed.update(msg.failed)
+        self.pool.give_back(forward.memory)
+        self._forget(forward)
+        for sequence in forward.sequences:
+            chunk, sequence.chunk = sequence.chunk, None
+            if sequence.dropped:
+                continue
+            if sequence.key in forward.failed or chunk is None:
+                self.host.lost(sequence)
+            else:
+                self.host.advanced(sequence, chunk)
+        self._freed()
+        self.host.wake()
+
+    def overdue(self, now: float) -> bool:
+        """Device memory of a forward is not quiet in time: it cannot be used again."""
+        return any(now > forward.due for forward in self.in_hand.values())
+
+    def abandon(self) -> None:
+        """The engine ends: let whoever computes run through."""
+        for forward in self.in_hand.values():
+            if forward.steps is not None:
+                forward.steps.abandon()
+
+    # -- for the two ways --
+
+    def _loaded(self, forward: InHand, step: int) -> None:
+        raise NotImplementedError
+
+    def _forget(self, forward: InHand) -> None:
+        """It is drained."""
+
+    def _freed(self) -> None:
+        """Device memory came free."""
+
+    def _begin(self, forward: InHand) -> None:
+        self.in_hand[forward.plan.forward] = forward
+        self.host.memory.note_use(self.pool.used)
+        self.host.tell(forward.plan)
+
+    def _computed(self, forward: InHand, step: int) -> None:
+        """The traffic manager may send the rows of this step on."""
+        if step == forward.num_steps - 1:
+            forward.due = monotonic() + self.host.wait_s
+        self.host.tell(LayersComputed(forward.plan.forward, step))
+
+    def _number(self) -> int:
+        self._last += 1
+        return self._last
+
+    @property
+    def num_begun(self) -> int:
+        """Forwards that were ever begun."""
+        return self._last
+
+
+def prefill_sequence(sequence: Sequence, chunk: Chunk, row: int, slots: Slots) -> PrefillSequence:
+    """What the back end computes of a request whose rows begin at row in each slot."""
+    request = sequence.assign.request
+    return PrefillSequence(
+        SequenceSlice(*chunk.key, row, chunk.cached, chunk.new, chunk.last),
+        slots,
+        request.tokens_between(chunk.cached, chunk.cached + chunk.new),
+        (request.sampling, request.num_generated) if chunk.last else None,
+    )

@@ -1,0 +1,89 @@
+"""Layerwise prefill (paper §4.1): of a forward only a few layers are in device memory at once.
+
+Two forwards are in hand: while the last layers of one are computed, the first of the next are loaded.
+"""
+
+from __future__ import annotations
+
+from common.messages import BeginForward
+from services.engine.backend import Slots, Steps
+from services.prefill.forwards import Forwards, Host, InHand, Run, prefill_sequence
+from services.prefill.sequence import Sequence
+
+#: The next forward is planned so many steps before the end of the one in hand: as late as its loads allow, because what
+#: becomes ready after that has to wait for the one after.
+STEPS_AHEAD = 2
+
+
+def layerwise_rows(host: Host) -> int:
+    """The longest context: a forward needs two layers at once, no more."""
+    return host.memory.max_slot_rows(2)
+
+
+class Layerwise(Forwards):
+    """One forward a batch."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._waiting: dict[Sequence, None] = {}  # ready and not done, in order of readiness
+        self._ahead: Run | None = None
+
+    def assigned(self, sequence: Sequence) -> None:
+        self.host.stage_sequence(sequence)
+
+    def ready(self, sequence: Sequence) -> None:
+        self._waiting[sequence] = None
+
+    def dropped(self, sequence: Sequence) -> None:
+        self._waiting.pop(sequence, None)
+
+    def next(self) -> Run | None:
+        run, self._ahead = self._ahead or self._plan(), None
+        return run
+
+    def computed(self, run: Run) -> None:
+        """Each step was reported as it was computed; the rest follows when it is drained."""
+
+    def _packable(self) -> list[Sequence]:
+        """In order, up to one whose next chunk has to wait for its last one."""
+        packable = []
+        for sequence in self._waiting:
+            if sequence.chunk is None:
+                packable.append(sequence)
+            elif not sequence.chunk.last:
+                break
+        return packable
+
+    def _plan(self) -> Run | None:
+        row_bytes, num_layers = self.geometry.row_bytes, self.geometry.num_layers
+        free = self.pool.largest_free
+        sequences = self._packable()
+        chunks = self.host.pack(sequences, free // (2 * row_bytes))
+        if not chunks:
+            return None
+        rows = sum(chunk.cached + chunk.new for chunk in chunks)
+        resident = min(self.host.settings.resident_layers, num_layers, free // (rows * row_bytes))
+        per_step = max(resident // 2, 1)
+        memory = self.pool.take(2 * per_step * rows * row_bytes)
+        assert memory is not None, "packed into what is free"
+        slots = Slots(memory.start, rows, 2 * per_step)
+        batch, row = [], 0
+        for sequence, chunk in zip(sequences, chunks, strict=False):
+            sequence.chunk = chunk
+            batch.append(prefill_sequence(sequence, chunk, row, slots))
+            row += chunk.cached + chunk.new
+        steps = Steps(num_layers, per_step, lambda step: self._step_computed(forward, step), self.host.wait_s)
+        places = [sequence.place for sequence in batch]
+        plan = BeginForward(self._number(), slots.base, rows, slots.count, per_step, places)
+        forward = InHand(plan, memory, sequences[: len(batch)], steps)
+        self._begin(forward)
+        return Run(forward.sequences, batch, steps)
+
+    def _step_computed(self, forward: InHand, step: int) -> None:
+        self._computed(forward, step)
+        if self._ahead is None and step >= forward.num_steps - STEPS_AHEAD:
+            self._ahead = self._plan()
+
+    def _loaded(self, forward: InHand, step: int) -> None:
+        assert forward.steps is not None
+        forward.steps.open(step)

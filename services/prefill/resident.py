@@ -1,0 +1,123 @@
+"""Prefill without layerwise residency: the Basic system (spec §9), to compare with.
+
+A request is admitted, in order, once device memory holds the KV of all layers of its whole prompt; only then does its
+read start. Its hits are loaded as a whole, its chunks computed when it is its turn, and all of its rows sent on in one
+transfer; until that is delivered it keeps the memory. Several requests are resident at a time: some load or leave while
+others are computed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from common.messages import BeginForward, SequenceSlice
+from services.engine.backend import Slots, Steps
+from services.engine.ranges import Range
+from services.prefill.forwards import Forwards, Host, InHand, Run, prefill_sequence
+from services.prefill.sequence import Sequence
+
+
+def resident_rows(host: Host) -> int:
+    """The longest context: all of its layers."""
+    return host.memory.max_slot_rows(host.geometry.num_layers)
+
+
+@dataclass(slots=True, eq=False)
+class _Resident:
+    """A request in device memory. forward: set once it is begun. loaded: it can be computed."""
+
+    memory: Range
+    forward: InHand | None = None
+    loaded: bool = False
+
+
+class Resident(Forwards):
+    """One forward a request, whose only step is all layers."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._admission: deque[Sequence] = deque()
+        self._resident: dict[Sequence, _Resident] = {}  # in order of admission
+        self._loaded_order: dict[Sequence, None] = {}
+
+    def assigned(self, sequence: Sequence) -> None:
+        self._admission.append(sequence)
+        self._admit()
+
+    def ready(self, sequence: Sequence) -> None:
+        resident = self._resident[sequence]
+        number, rows, layers = self._number(), sequence.num_tokens, self.geometry.num_layers
+        place = SequenceSlice(*sequence.key, 0, sequence.cached, rows - sequence.cached, True)
+        plan = BeginForward(number, resident.memory.start, rows, layers, layers, [place])
+        resident.forward = InHand(plan, resident.memory, [sequence])
+        self._begin(resident.forward)
+
+    def dropped(self, sequence: Sequence) -> None:
+        resident = self._resident.get(sequence)
+        if resident is None:
+            return  # waiting for admission, where it is passed over; or gone already
+        self._loaded_order.pop(sequence, None)
+        if resident.forward is None:  # nothing can touch its memory before it is begun
+            del self._resident[sequence]
+            self.pool.give_back(resident.memory)
+            self._admit()
+        elif resident.loaded and sequence.chunk is None:
+            self._leave(resident.forward)
+
+    def next(self) -> Run | None:
+        sequences = list(self._loaded_order)
+        chunks = self.host.pack(sequences, self.host.memory.max_slot_rows(1))
+        if not chunks:
+            return None
+        batch = []
+        for sequence, chunk in zip(sequences, chunks, strict=False):
+            sequence.chunk = chunk
+            slots = Slots(self._resident[sequence].memory.start, sequence.num_tokens, self.geometry.num_layers)
+            batch.append(prefill_sequence(sequence, chunk, 0, slots))
+        steps = Steps(self.geometry.num_layers, self.geometry.num_layers, lambda step: None, self.host.wait_s)
+        steps.open(0)
+        return Run(sequences[: len(batch)], batch, steps)
+
+    def computed(self, run: Run) -> None:
+        for sequence in run.sequences:
+            resident, chunk = self._resident[sequence], sequence.chunk
+            assert resident.forward is not None and chunk is not None
+            if chunk.last or sequence.dropped:
+                self._loaded_order.pop(sequence, None)
+                self._leave(resident.forward)
+            else:  # its rows stay where they are
+                sequence.computed += chunk.new
+                sequence.chunk = None
+
+    def _leave(self, forward: InHand) -> None:
+        self._computed(forward, 0)
+
+    def _admit(self) -> None:
+        while self._admission:
+            sequence = self._admission[0]
+            if not sequence.dropped:
+                memory = self.pool.take(sequence.num_tokens * self.geometry.bytes_per_token)
+                if memory is None:
+                    return
+                self._resident[sequence] = _Resident(memory)
+                self.host.stage_sequence(sequence)
+            self._admission.popleft()
+
+    def _loaded(self, forward: InHand, step: int) -> None:
+        (sequence,) = forward.sequences
+        resident = self._resident[sequence]
+        resident.loaded = True
+        if sequence.dropped:
+            self._leave(forward)
+        elif sequence.key in forward.failed:
+            self._leave(forward)  # it is lost when that is drained
+        else:
+            self._loaded_order[sequence] = None
+            self.host.wake()
+
+    def _forget(self, forward: InHand) -> None:
+        del self._resident[forward.sequences[0]]
+
+    def _freed(self) -> None:
+        self._admit()
