@@ -96,21 +96,22 @@ class Attempt:
         self.request = request
         self._cluster = cluster
         self._scheduler = scheduler
-        self._link = cluster.engine.link(request.reply_to)
+        self.link = cluster.engine.link(request.reply_to)
 
-    def started(self, cached: int) -> None:
+    def started(self, cached: int, *parts_s: float) -> None:
+        """parts_s: the times for scheduling, allocation and read; default: none taken."""
         key = (self.request.request_id, self.request.attempt)
-        self._link.send(PrefillStarted(*key, cached, self.request.num_tokens - cached, 0.0, 0.0, 0.0))
+        self.link.send(PrefillStarted(*key, cached, self.request.num_tokens - cached, *(parts_s or (0.0, 0.0, 0.0))))
 
     def tokens(self, ids: list[int], index: int | None = None, attempt: int | None = None) -> None:
         """All in one message, indexes from index (default: where this attempt goes on)."""
         first = self.request.num_generated if index is None else index
         number = self.request.attempt if attempt is None else attempt
         batch = [Token(self.request.request_id, number, first + i, token) for i, token in enumerate(ids)]
-        self._link.send(Tokens(batch))
+        self.link.send(Tokens(batch))
 
     def finished(self, num_tokens: int, reason: FinishReason = FinishReason.LENGTH) -> None:
-        self._link.send(Finished(self.request.request_id, self.request.attempt, reason, num_tokens))
+        self.link.send(Finished(self.request.request_id, self.request.attempt, reason, num_tokens))
 
     def failed(self, code: ErrorCode, detail: str = "as the script says") -> None:
         self._scheduler.send(RequestFailed(self.request.request_id, self.request.attempt, code, detail))
@@ -127,9 +128,11 @@ Script = Callable[[Attempt], Awaitable[None]]
 
 
 class FakeCluster:
-    """Scheduler and engine. script: what happens to each attempt; refusal: how Submit is refused, if it is."""
+    """Scheduler and engine. script: what happens to each attempt; refusal: how Submit is refused, if it is.
+    engine_limit: tokens of a context that the decode engine holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine_limit: int = ENGINE_LIMIT) -> None:
+        self._engine_limit = engine_limit
         self.metrics = Metrics()
         self.scheduler = Node("scheduler", Config().security, self.metrics, Faults([], "scheduler"))
         self.engine = Node("engine", Config().security, self.metrics, Faults([], "engine"))
@@ -144,7 +147,7 @@ class FakeCluster:
         self._news = asyncio.Condition()
 
     def _member(self, role: Role) -> Member:
-        capacity = Capacity(ENGINE_LIMIT if role is Role.DECODE else MODEL_LIMIT, 64, 4096)
+        capacity = Capacity(self._engine_limit, 64, 4096)
         return Member(role, role.value, f"{role.value}.1", "tcp://127.0.0.1:1", "node", 1, capacity=capacity)
 
     async def start(self) -> None:
@@ -273,12 +276,12 @@ def expected_keys(frontend: Frontend, request: Request) -> bytes:
 
 
 @asynccontextmanager
-async def serve(model: Path, **overrides: Any) -> AsyncIterator[Served]:
-    """A front end on any port. overrides: configuration, dots written as double underscores."""
-    cluster = FakeCluster()
+async def serve(model: Path | None, engine_limit: int = ENGINE_LIMIT, **overrides: Any) -> AsyncIterator[Served]:
+    """A front end on any port. overrides: configuration, dots written as double underscores. model None: theirs."""
+    cluster = FakeCluster(engine_limit)
     await cluster.start()
     settings = {
-        "model.path": str(model),
+        "model.path": str(model or ""),
         "model.name": "tiny",
         "frontend.port": 0,
         "scheduler.control": cluster.scheduler.endpoint,

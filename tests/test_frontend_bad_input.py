@@ -38,6 +38,9 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         ({"prompt": [5] * ENGINE_LIMIT}, "prompt", ["limited to 256", "prompt of 256"]),
         ({"prompt": "a" * 5000}, "prompt", ["limited to 256", "prompt of 5001"]),
         ({"prompt": [5] * 200, "max_tokens": 57}, "max_tokens", ["limited to 256", "leaves 56", "got 57"]),
+        ({"prompt": [5] * 9, "hit_tokens": 10}, "hit_tokens", ["at most the prompt's length, which is 9", "got 10"]),
+        ({"hit_tokens": -1}, "hit_tokens", ["greater than or equal to 0", "got -1"]),
+        ({"hit_tokens": "8"}, "hit_tokens", ["valid integer"]),
         ({"max_completion_tokens": 500}, "max_completion_tokens", ["limited to 256", "got 500"]),
         ({"max_tokens": 0}, "max_tokens", ["greater than or equal to 1", "got 0"]),
         ({"max_tokens": "16"}, "max_tokens", ["valid integer", 'got "16"']),
@@ -94,6 +97,7 @@ async def test_bad_completions_are_refused_and_nothing_is_dispatched(
         ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages", ["limited to 256"]),
         ({"tools": "none"}, "tools", ["valid array"]),
         ({"top_logprobs": 3}, "top_logprobs", ["not supported"]),
+        ({"hit_tokens": 3}, "hit_tokens", ["not a field"]),
         ({"response_format": {"type": "json_object"}}, "response_format", ["not supported"]),
     ],
 )

@@ -14,17 +14,18 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from common.errors import DualPathError
-from services.frontend.detokenize import OutputText
+from services.frontend.detokenize import OutputText, no_text
 from services.frontend.errors import HANDLERS, ApiError
 from services.frontend.limits import (
     DEFAULT_COMPLETION_TOKENS,
+    check_hit_tokens,
     check_model,
     check_prompt,
     check_token_ids,
     resolve_sampling,
 )
 from services.frontend.model import ServedModel
-from services.frontend.requests import ClientRequest, Requests, Update
+from services.frontend.requests import ClientRequest, Requests
 from services.frontend.responses import Answer, ChatAnswer, CompletionAnswer
 from services.frontend.schema import (
     Body,
@@ -36,6 +37,8 @@ from services.frontend.schema import (
     parse,
 )
 from services.frontend.stream import EventStream, unless_gone
+from services.frontend.tokenizer import Tokenizer
+from services.frontend.updates import Update
 
 MAX_BODY_BYTES = 32 << 20
 #: What we take over of a client's X-Request-Id.
@@ -105,15 +108,17 @@ class _Api:
         body = await _read(request, CompletionRequest)
         check_model(body.model, self._model.name)
         if isinstance(body.prompt, str):
-            prompt = await self._model.tokenizer.encode(body.prompt, add_special_tokens=True)
+            prompt = await self._tokenizer("prompt").encode(body.prompt, add_special_tokens=True)
         else:
             prompt = body.prompt
-        self._start(client, body, "prompt", prompt, DEFAULT_COMPLETION_TOKENS)
+        check_hit_tokens(body.hit_tokens, len(prompt))
+        self._start(client, body, "prompt", prompt, DEFAULT_COMPLETION_TOKENS, body.hit_tokens)
         return await self._answer(request, client, body, CompletionAnswer)
 
     async def chat_completions(self, request: Request, client: ClientRequest) -> Response:
         body = await _read(request, ChatRequest)
         check_model(body.model, self._model.name)
+        tokenizer = self._tokenizer("messages")
         if self._model.chat_template is None:
             raise ApiError(f"messages: the model {self._model.name!r} has no chat template", "messages")
         try:
@@ -122,22 +127,23 @@ class _Api:
         except ValueError as error:
             raise ApiError(f"messages: the chat template refuses them: {error}", "messages") from None
         # the template has written every special token that the model wants
-        prompt = await self._model.tokenizer.encode(text, add_special_tokens=False)
+        prompt = await tokenizer.encode(text, add_special_tokens=False)
         self._start(client, body, "messages", prompt, None)
         return await self._answer(request, client, body, ChatAnswer)
 
     async def tokenize(self, request: Request, client: ClientRequest) -> Response:
         body = await _read(request, TokenizeRequest)
         check_model(body.model, self._model.name)
-        tokens = await self._model.tokenizer.encode(body.prompt, body.add_special_tokens)
+        tokens = await self._tokenizer("prompt").encode(body.prompt, body.add_special_tokens)
         limit = self._cluster.context_limit
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
 
     async def detokenize(self, request: Request, client: ClientRequest) -> Response:
         body = await _read(request, DetokenizeRequest)
         check_model(body.model, self._model.name)
+        tokenizer = self._tokenizer("tokens")
         check_token_ids("tokens", body.tokens, self._model.vocab_size)
-        return JSONResponse({"prompt": self._model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
     async def models(self, request: Request) -> Response:
         model = {
@@ -154,17 +160,35 @@ class _Api:
             raise error
         return JSONResponse({"status": "ok"})
 
+    def _tokenizer(self, field: str) -> Tokenizer:
+        """ApiError, about this field, if the model has none."""
+        if self._model.tokenizer is None:
+            message = (
+                f"{field}: {self._model.name!r} is a profiled model without a tokenizer; it takes a prompt of token "
+                "ids at /v1/completions and gives token ids back (return_token_ids)"
+            )
+            raise ApiError(message, field)
+        return self._model.tokenizer
+
     def _start(
-        self, client: ClientRequest, body: GenerationRequest, field: str, prompt: list[int], max_tokens: int | None
+        self,
+        client: ClientRequest,
+        body: GenerationRequest,
+        field: str,
+        prompt: list[int],
+        max_tokens: int | None,
+        hit_tokens: int | None = None,
     ) -> None:
         """Check what is asked for against the limits, and hand it to the request's life."""
         limit, vocab_size = self._cluster.context_limit, self._model.vocab_size
         check_prompt(field, prompt, limit)
         check_token_ids(field, prompt, vocab_size)
         sampling = resolve_sampling(body, len(prompt), limit, vocab_size, max_tokens)
-        decode = self._model.tokenizer.decode
+        if body.stop:
+            self._tokenizer("stop")
+        decode = no_text if self._model.tokenizer is None else self._model.tokenizer.decode
         text = OutputText(decode, prompt[-CONTEXT_TOKENS:], body.stop, sampling.min_tokens)
-        client.start(prompt, sampling, text)
+        client.start(prompt, sampling, text, hit_tokens)
 
     async def _answer(
         self, request: Request, client: ClientRequest, body: GenerationRequest, form: type[Answer]

@@ -18,6 +18,11 @@ Decode = Callable[[Sequence[int]], str]
 """Token ids -> text."""
 
 
+def no_text(tokens: Sequence[int]) -> str:
+    """The Decode of a model without a tokenizer."""
+    return ""
+
+
 class Detokenizer:
     """Text of a growing token sequence.
 

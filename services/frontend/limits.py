@@ -44,6 +44,12 @@ def check_prompt(field: str, prompt: Sequence[int], limit: int) -> None:
         raise ApiError(message, field, code="context_length_exceeded")
 
 
+def check_hit_tokens(hit_tokens: int | None, num_prompt: int) -> None:
+    if hit_tokens is not None and hit_tokens > num_prompt:
+        message = f"hit_tokens: must be at most the prompt's length, which is {num_prompt}; got {hit_tokens}"
+        raise ApiError(message, "hit_tokens")
+
+
 def resolve_sampling(
     request: GenerationRequest, num_prompt: int, limit: int, vocab_size: int, default_max_tokens: int | None
 ) -> Sampling:

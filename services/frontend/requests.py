@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 
 from common.blocks.hashing import prefix_keys
 from common.config import Config
@@ -24,30 +23,13 @@ from common.rpc import Node, Peer
 from common.types import TOKEN_BYTES, FinishReason, Request, Sampling, pack_tokens
 from services.frontend.detokenize import OutputText
 from services.frontend.progress import Progress
+from services.frontend.updates import Timing, Update, Usage
 
 #: Prompts of more tokens are hashed off the event loop.
 HASH_INLINE_TOKENS = 16_384
 
 Event = list[int] | FinishReason | DualPathError
 """Something that happened to an attempt: tokens that arrived together, its end, its failure."""
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What the client learns next. The text may lag behind the tokens; with a finish reason it has caught up."""
-
-    token_ids: list[int]
-    text: str
-    finish_reason: FinishReason | None
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens as the client is told them. cached: what the first attempt found in storage."""
-
-    prompt: int
-    completion: int
-    cached: int
 
 
 class Requests:
@@ -161,19 +143,24 @@ class ClientRequest:
         self._lost = True  # the next thing to do is to submit an attempt
         self._num_failures = 0
         self._num_sent = 0
-        self._cached: int | None = None
+        self._started: PrefillStarted | None = None  # the first one counts
+        self._submitted_at = 0.0  # by the loop's clock
+        self._first_token_at: float | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
         self._reason: FinishReason | None = None
         self._outcome = ""
 
     # -- for the client's side --
 
-    def start(self, prompt: Sequence[int], sampling: Sampling, text: OutputText) -> None:
+    def start(self, prompt: Sequence[int], sampling: Sampling, text: OutputText, hit_tokens: int | None = None) -> None:
         """What is asked for. Nothing is sent before the first next_update()."""
         self._prompt = pack_tokens(prompt)
+        self._hit_tokens = hit_tokens
         self._sampling = sampling
         self._text = text
         self._progress = Progress(sampling.max_tokens)
         self._outcome = "cancelled"  # until it ends otherwise
+        self._deadline_timer = self._loop.call_at(self._deadline, lambda: self.failed(self._too_late()))
 
     async def next_update(self) -> Update:
         """Waits for what comes next, through lost attempts. DualPathError if the request has failed for good."""
@@ -195,11 +182,20 @@ class ClientRequest:
 
     @property
     def usage(self) -> Usage:
-        return Usage(len(self._prompt) // TOKEN_BYTES, self._num_sent, self._cached or 0)
+        cached = self._started.cached_tokens if self._started else 0
+        return Usage(len(self._prompt) // TOKEN_BYTES, self._num_sent, cached, self._timing())
+
+    def _timing(self) -> Timing | None:
+        if self._started is None or self._first_token_at is None:
+            return None
+        before = (self._started.scheduling_s, self._started.allocation_s, self._started.read_s)
+        return Timing(*before, max(self._first_token_at - self._submitted_at - sum(before), 0.0))
 
     def close(self) -> None:
         """The client needs no more: cancel what is running and forget the request."""
         self._end_attempt()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
         self._requests.leave(self, self._outcome)
 
     # -- for the engines' side --
@@ -208,12 +204,14 @@ class ClientRequest:
         """Tokens that arrived together."""
         tokens = [new for token in batch for new in self._progress.add(token.index, token.token)]
         if tokens:
+            if self._first_token_at is None:
+                self._first_token_at = self._loop.time()
             self._inbox.put_nowait((self.attempt, tokens))
         self._settle()
 
     def prefill_started(self, msg: PrefillStarted) -> None:
-        if self._cached is None:
-            self._cached = msg.cached_tokens
+        if self._started is None:
+            self._started = msg
 
     def finished(self, msg: Finished) -> None:
         """The engines are done; the last tokens may still be on their way, from the other engine."""
@@ -265,6 +263,8 @@ class ClientRequest:
         if self._loop.time() >= self._deadline:
             raise self._too_late()
         self.attempt += 1
+        if self.attempt == 0:
+            self._submitted_at = self._loop.time()
         self._progress.restart()
         received = self._progress.tokens
         prompt = self._prompt + pack_tokens(received)
@@ -276,6 +276,7 @@ class ClientRequest:
             keys=await self._block_keys(prompt),
             sampling=self._sampling,
             num_generated=len(received),
+            hit_tokens=self._hit_tokens,
         )
         timeout = min(self._timeouts.call_s, self._deadline - self._loop.time())
         self._running = True
@@ -325,11 +326,7 @@ class ClientRequest:
 
     async def _next_event(self) -> Event:
         while True:
-            try:
-                async with asyncio.timeout_at(self._deadline):
-                    attempt, event = await self._inbox.get()
-            except TimeoutError:
-                raise self._too_late() from None
+            attempt, event = await self._inbox.get()
             if attempt == self.attempt or isinstance(event, list):  # tokens in order count, whatever their attempt
                 return event
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from common.types import FinishReason
-from services.frontend.requests import Update, Usage
 from services.frontend.schema import GenerationRequest
+from services.frontend.updates import Update, Usage
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
-    return {
+    """The API's usage object and, ours, "timing": the parts of the time to first token, in seconds, once known."""
+    body: dict[str, Any] = {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
     }
+    return body if usage.timing is None else body | {"timing": asdict(usage.timing)}
 
 
 @dataclass(slots=True)

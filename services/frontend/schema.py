@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
 
 from services.frontend.errors import ApiError
 
@@ -107,9 +107,14 @@ class GenerationRequest(_Model):
 
 
 class CompletionRequest(GenerationRequest):
-    """POST /v1/completions."""
+    """POST /v1/completions.
 
-    prompt: Annotated[str | list[int], BeforeValidator(_prompt)]
+    hit_tokens, ours: a client that replays agents knows how much of the prompt its earlier turns have put in storage
+    (paper §7); given that, the scheduler asks nobody. A block that is not there after all is computed.
+    """
+
+    prompt: Annotated[str | list[int], PlainValidator(_prompt)]  # its only check: a prompt may have 10^5 token ids
+    hit_tokens: Annotated[int, Field(ge=0)] | None = None
 
 
 class Message(_Model):

@@ -32,7 +32,7 @@ class Frontend(Service):
 
     async def open(self) -> None:
         self.url = self._server.bind()
-        self.model = await asyncio.to_thread(load_model, self.config.model)
+        self.model = await asyncio.to_thread(load_model, self.config)
         self.requests = Requests(self.config, self.node, self.metrics, self.model.manifest, self.model.eos_ids)
         self._server.start(build_app(self), self.fail)
 

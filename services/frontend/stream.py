@@ -15,17 +15,20 @@ from starlette.types import Receive, Scope, Send
 from common.errors import DualPathError, ErrorCode
 from common.log import get_logger
 from services.frontend.errors import failure_body
-from services.frontend.requests import ClientRequest, Update
+from services.frontend.requests import ClientRequest
 from services.frontend.responses import Answer
+from services.frontend.updates import Update
 
 DONE = b"data: [DONE]\n\n"
 
 T = TypeVar("T")
 
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # dumps() would build one each time
+
 
 def sse(event: dict[str, Any]) -> bytes:
     """One event. Compact JSON has no line end, so the event is one line."""
-    return b"data: " + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _to_json(event).encode() + b"\n\n"
 
 
 class EventStream(Response):

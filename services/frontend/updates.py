@@ -1,0 +1,40 @@
+"""What a client learns of its request: output as it comes, and the usage. Plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What the client learns next. The text may lag behind the tokens; with a finish reason it has caught up."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The parts of the time from the first attempt's submission to the first token here (spec §10), in seconds.
+
+    prefill_s is what the other three, as the engines report them, leave of it: a lost attempt's time is in there too.
+    """
+
+    scheduling_s: float
+    allocation_s: float
+    read_s: float
+    prefill_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the client is told them. cached: what the first attempt found in storage. timing: None before the first
+    token, and where no engine reported."""
+
+    prompt: int
+    completion: int
+    cached: int
+    timing: Timing | None

@@ -1,0 +1,101 @@
+"""What a front end costs in CPU time: a long prompt of token ids, and one streamed token. Prints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from common.config import dump_config, load_config
+from common.messages import Token, Tokens
+from common.types import FinishReason
+from tests.frontend_harness import Attempt, FakeCluster, write_model
+
+LIMIT = 65_536
+PROMPT_TOKENS = 33_000
+VOCAB_SIZE = 300
+STREAMS = 8
+CHILD = """
+import sys
+from common.config import read_dumped_config
+from common.service import run_service
+from services.frontend.service import Frontend
+config = read_dumped_config(sys.argv[1])
+sys.exit(run_service(lambda: Frontend(config, "frontend"), config.log, ready_fd=1))
+"""
+
+
+class Steps:
+    """An engine that decodes all its requests together: one message a step, with a token of each."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._waiting: list[Attempt] = []
+
+    async def __call__(self, attempt: Attempt) -> None:
+        attempt.started(0)
+        self._waiting.append(attempt)
+        if len(self._waiting) < STREAMS:
+            return
+        link = attempt.link
+        for index in range(self._steps):
+            link.send(Tokens([Token(each.request.request_id, 0, index, 5) for each in self._waiting]))
+            await asyncio.sleep(0.002)
+        for each in self._waiting:
+            each.finished(self._steps, FinishReason.LENGTH)
+        self._waiting.clear()
+
+
+@pytest.fixture
+async def child(tmp_path: Path) -> AsyncIterator[tuple[FakeCluster, httpx.AsyncClient, psutil.Process]]:
+    model = write_model(tmp_path / "tiny")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": LIMIT}))
+    cluster = FakeCluster(engine_limit=LIMIT)
+    await cluster.start()
+    settings = {"model.path": str(model), "frontend.port": 0, "scheduler.control": cluster.scheduler.endpoint}
+    command = [sys.executable, "-c", CHILD, dump_config(load_config(overrides=settings))]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        url = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))["url"]
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+            yield cluster, http, psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        await process.wait()
+        await cluster.close()
+
+
+async def _cpu_s(http: httpx.AsyncClient, process: psutil.Process, prompt: list[int], tokens: int) -> float:
+    """CPU seconds of the front end for STREAMS streams at once."""
+    body = {"prompt": prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True, "return_token_ids": True}
+    before = process.cpu_times()
+    answers = await asyncio.gather(*(http.post("/v1/completions", json=body) for _ in range(STREAMS)))
+    assert all(answer.status_code == 200 and answer.text.endswith("[DONE]\n\n") for answer in answers)
+    after = process.cpu_times()
+    return after.user + after.system - before.user - before.system
+
+
+@pytest.mark.benchmarks
+async def test_cost(child: tuple[FakeCluster, httpx.AsyncClient, psutil.Process]) -> None:
+    cluster, http, process = child
+    long = [random.Random(i).randrange(VOCAB_SIZE) for i in range(PROMPT_TOKENS)]
+    cluster.script = Steps(1)
+    for _ in range(2):
+        await _cpu_s(http, process, long, 1)
+    rounds = 5
+    prompt_s = sum([await _cpu_s(http, process, long, 1) for _ in range(rounds)]) / (rounds * STREAMS)
+    short_s = sum([await _cpu_s(http, process, long[:64], 1) for _ in range(rounds)]) / (rounds * STREAMS)
+    print(f"\na prompt of {PROMPT_TOKENS} token ids: {prompt_s * 1e3:.1f} ms CPU; of 64: {short_s * 1e3:.1f} ms")
+    cluster.script = Steps(500)
+    token_s = (await _cpu_s(http, process, long[:64], 500) / STREAMS - short_s) / 499
+    print(f"a streamed token, {STREAMS} streams a step: {token_s * 1e6:.0f} us CPU")
