@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.clock import monotonic
-from common.workload.text import TokenText
+from common.workload.hits import hits
+from common.workload.text import Text
 from common.workload.trajectories import Trajectory
 from loadgen.client import Client, Completion
 from loadgen.measure import RunLog, TrajectoryRecord, TurnRecord
@@ -19,24 +20,28 @@ Observer = Callable[[TurnRecord, History, Completion], None]
 
 @dataclass(slots=True)
 class Agent:
-    """Plays trajectories against one model and logs what happens. think: keep the think times between turns."""
+    """Plays trajectories against one model and logs what happens. think: keep the think times between turns.
+    know_hits: tell the server how much of each prompt earlier turns have stored (the paper's replay)."""
 
     client: Client
     model: str
-    text: TokenText
+    text: Text
     log: RunLog
     think: bool
     observe: Observer
+    know_hits: bool = False
 
     async def play(self, trajectory: Trajectory, intended: float, name: str | None = None) -> None:
         """Play all turns; the first is due at `intended`, each other one when the one before has ended (and thought).
+        Its prefix, if it has one, is in storage already.
 
         name: what this run of the trajectory is called, its own name by default; it also decides the text. A failed
         turn ends the trajectory: what would follow has no history.
         """
         name = name or trajectory.name
         stream = self.text.stream(name)
-        history = History()
+        history = History(stream.take(trajectory.prefix))
+        known = hits(trajectory) if self.know_hits else [None] * len(trajectory.turns)
         due = intended
         for index, turn in enumerate(trajectory.turns):
             if index and self.think:
@@ -45,7 +50,7 @@ class Agent:
             history.cut(turn.context)
             history.extend(stream.take(turn.append))
             self.log.attempted += 1
-            answer = await self.client.complete(self.model, history, turn.generate)
+            answer = await self.client.complete(self.model, history, turn.generate, known[index])
             record = TurnRecord(
                 session=name,
                 turn=index,
@@ -55,6 +60,7 @@ class Agent:
                 prompt_tokens=len(history),
                 requested=turn.generate,
                 times=answer.times,
+                parts=answer.parts,
                 cached_tokens=answer.cached_tokens,
                 failure=answer.failure,
                 detail=answer.detail,

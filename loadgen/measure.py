@@ -39,6 +39,7 @@ class Slo:
 class TurnRecord:
     """One turn that was sent and came to an end. times[i]: arrival of token i; requested: tokens asked for.
 
+    parts: of the time to first token, seconds, as the server tells them.
     failure and detail: why it failed, None if it ended well. violations: what was wrong with a turn that ended well.
     """
 
@@ -50,6 +51,7 @@ class TurnRecord:
     prompt_tokens: int
     requested: int
     times: list[float]
+    parts: dict[str, float] = field(default_factory=dict)
     cached_tokens: int | None = None
     failure: str | None = None
     detail: str = ""

@@ -1,0 +1,37 @@
+"""Results of experiments as one HTML page that needs nothing else: the paper's Figures 7 to 14 in kind, and a table.
+
+What is read of a result (the JSON of `loadgen ... --out FILE`); whatever is missing is left out of the page. Times are
+the real cluster's, in seconds: a run that was stretched has been scaled back.
+
+result    kind       offline, online, sweep, compare, ablate, replay ...: a heading
+          runs       [run]; a result without runs is one run itself; what a run lacks it has from its result
+          ratios     {name: number}
+          validity   {flag: bool, or {"ok": bool, "detail": str}}: false is shown on top of the page
+          bounds     common.perf.bounds.Plan.describe()
+          scale      str: how the run was scaled
+          the rest   (config, seed, versions ...) is shown as it is
+
+run       system, agents, aps, repeat (runs of one repeat are paired), validity, bounds
+          model, nodes ("2P4D"), mal, append_scale, generation_scale: what sweeps vary
+          job_s      job completion time, all agents (offline)
+          ttft_s, ttst_s, tpot_s, jct_s    {"mean", "p50", "p99"}, or the same in _ms
+          ttft_parts_s   {"scheduling", "allocation", "read", "prefill"}: means
+          slo        {"ttft_s", "tpot_s"}
+          balance    {"snic", "attention"}: each {"mean", "at_s": [...], "max_over_avg": [...]}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def write_report(results: list[dict[str, Any]], out: Path) -> None:
+    """Write the page. ConfigError if there is no run in the results, or the file cannot be written."""
+    from common.errors import ConfigError
+    from loadgen.report_html.page import render  # plots: nothing else needs matplotlib
+
+    try:
+        out.write_text(render(results), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"report {out}: {error.strerror}: give a file in a writable directory") from None

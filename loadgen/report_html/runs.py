@@ -1,0 +1,127 @@
+"""Runs out of result files, as far as they say something: the one place that knows the JSON (see the package). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from loadgen.systems import BOUND_AS
+
+PARTS = ("scheduling", "allocation", "read", "prefill")
+LATENCIES = ("ttft", "ttst", "tpot", "jct")
+#: What sweeps vary, with units.
+AXES = {
+    "agents": "agents",
+    "mal": "max agent length (tokens)",
+    "append_scale": "append length (× native)",
+    "generation_scale": "generation length (× native)",
+    "nodes": "prefill and decode nodes",
+}
+
+Value = float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """max/avg over nodes or engines. mean: over the windows that end at at_s."""
+
+    mean: float | None
+    at_s: Sequence[float]
+    max_over_avg: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one system. place: what it shares with those that it may be compared with, by the names of AXES and
+    "model", "aps". latency: of LATENCIES, each with mean, p50, p99 where known. broken: flags that do not hold."""
+
+    system: str
+    repeat: Value
+    place: Mapping[str, Value]
+    job_s: float | None
+    latency: Mapping[str, Mapping[str, float]]
+    parts_s: Mapping[str, float]
+    slo: Mapping[str, float]
+    balance: Mapping[str, Balance]
+    bound_s: float | None
+    bound_by: str
+    broken: Sequence[str] = field(default_factory=tuple)
+
+    def without(self, *axes: str) -> tuple[tuple[str, Value], ...]:
+        """Its place but for these: equal for runs that differ in them only."""
+        return tuple(sorted((name, value) for name, value in self.place.items() if name not in axes))
+
+
+def read_runs(results: Iterable[Mapping[str, Any]]) -> list[Run]:
+    """All runs of all results."""
+    runs = []
+    for number, result in enumerate(results):
+        shared = {name: value for name, value in result.items() if name not in ("runs", "validity", "bounds")}
+        for index, run in enumerate(result.get("runs") or [result]):
+            runs.append(_run({**shared, **run}, f"{number}.{index}", run.get("bounds") or result.get("bounds")))
+    return runs
+
+
+def broken_flags(validity: Mapping[str, Any] | None) -> list[str]:
+    """The flags that do not hold, each with its detail."""
+    broken = []
+    for name, flag in (validity or {}).items():
+        holds, detail = (flag.get("ok"), flag.get("detail")) if isinstance(flag, Mapping) else (flag, None)
+        if holds is False:
+            broken.append(f"{name}: {detail}" if detail else name)
+    return broken
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median, least, greatest."""
+    return median(values), min(values), max(values)
+
+
+def ratios(runs: Iterable[Run], of: str, to: str) -> list[float]:
+    """Job completion time of one system over that of another, one value a repeat that has both."""
+    jobs: dict[str, dict[Value, float]] = {of: {}, to: {}}
+    for run in runs:
+        if run.system in jobs and run.job_s is not None:
+            jobs[run.system][run.repeat] = run.job_s
+    return [jobs[of][repeat] / jobs[to][repeat] for repeat in jobs[of] if jobs[to].get(repeat)]
+
+
+def _run(run: Mapping[str, Any], name: str, bounds: Mapping[str, Any] | None) -> Run:
+    system = str(run.get("system") or "as served")
+    bound = ((bounds or {}).get("systems") or {}).get(BOUND_AS.get(system, ""), {})
+    return Run(
+        system=system,
+        repeat=run.get("repeat", name),
+        place={axis: run[axis] for axis in (*AXES, "model", "aps") if run.get(axis) is not None},
+        job_s=_number(run.get("job_s")),
+        latency={measure: _summary(run, measure) for measure in LATENCIES},
+        parts_s=_numbers(run.get("ttft_parts_s")),
+        slo=_numbers(run.get("slo")),
+        balance={kind: _balance(told) for kind, told in (run.get("balance") or {}).items() if told},
+        bound_s=_number(bound.get("job_completion_s")),
+        bound_by=str(bound.get("bound_by", "")),
+        broken=broken_flags(run.get("validity")),
+    )
+
+
+def _summary(run: Mapping[str, Any], measure: str) -> dict[str, float]:
+    if f"{measure}_s" in run:
+        return _numbers(run[f"{measure}_s"])
+    return {name: value / 1e3 for name, value in _numbers(run.get(f"{measure}_ms")).items()}
+
+
+def _balance(told: Mapping[str, Any]) -> Balance:
+    pairs = zip(told.get("at_s", ()), told.get("max_over_avg", ()), strict=False)
+    known = [(at, ratio) for at, ratio in pairs if ratio is not None]
+    return Balance(_number(told.get("mean")), [at for at, _ in known], [ratio for _, ratio in known])
+
+
+def _numbers(told: object) -> dict[str, float]:
+    items = told.items() if isinstance(told, Mapping) else ()
+    return {name: number for name, value in items if (number := _number(value)) is not None}
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
