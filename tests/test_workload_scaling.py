@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from common.workload.scaling import DEMO, Selection, cut, fit, scale_to, scaled
+from common.workload.scaling import DEMO, Selection, cut, fit, scale_to, scaled, stretched
 from common.workload.sessions import PACKAGED, read_sessions
 from common.workload.trajectories import Trajectory, Turn
 
@@ -124,3 +124,40 @@ def test_demo_is_small_and_has_a_fall_back() -> None:
         if after.context < before.total - 64
     ]
     assert fallbacks == [1]
+
+
+def test_sweeps_multiply_appends_and_generations_apart() -> None:
+    workload = fit([LONG], Selection(append_factor=1.5, generate_factor=0.25), limit=None)
+    # Contexts: none, all of 905, as much of 1375 tokens of history as 128 are of 1000, all of 237.
+    turns = (Turn(0, 900, 5), Turn(905, 450, 20, 3.0), Turn(176, 60, 1), Turn(237, 15, 2))
+    assert workload.trajectories[0].turns == turns
+    described = workload.describe()
+    assert (described["append_factor"], described["generate_factor"]) == (1.5, 0.25)
+    assert described["append_tokens"] == 900 + 450 + 60 + 15
+
+
+@given(trajectories(), st.floats(0.1, 4), st.floats(0.1, 4))
+def test_stretched_keeps_whole_histories_whole(trajectory: Trajectory, append: float, generate: float) -> None:
+    sized = stretched(trajectory, append, generate)
+    native = history = 0
+    for before, after in zip(trajectory.turns, sized.turns, strict=True):
+        assert (after.context == history) >= (before.context == native)
+        assert after.append == max(1, round(before.append * append))
+        assert after.generate == max(1, round(before.generate * generate))
+        native, history = before.total, after.total
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan")])
+def test_no_such_factor(factor: float) -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        stretched(SHORT, factor, 1.0)
+    with pytest.raises(ValueError, match="must be above 0"):
+        stretched(SHORT, 1.0, factor)
+
+
+@pytest.mark.parametrize(("limit", "max_length"), [(None, 999), (999, None), (999, 5000), (5000, 999)])
+def test_the_lesser_of_mal_and_limit_cuts(limit: int | None, max_length: int | None) -> None:
+    workload = fit([LONG, SHORT], Selection(max_length=max_length), limit)
+    assert [len(t.turns) for t in workload.trajectories] == [1, 2]
+    assert (workload.cut_sessions, workload.cut_turns) == (1, 3)
+    assert workload.describe()["max_length"] == max_length

@@ -1,42 +1,17 @@
-"""Arrivals and prompt text: decided by a seed or a name alone."""
+"""Prompt text: decided by a name alone."""
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
+from hashlib import blake2b
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.workload.arrivals import poisson_arrivals
-from common.workload.text import SIGNATURE_TOKENS, TokenText, corpus
-
-
-def test_arrivals_repeat_with_the_seed_only() -> None:
-    times = poisson_arrivals(5.0, 100.0, seed=7)
-    assert times == poisson_arrivals(5.0, 100.0, seed=7)
-    assert times != poisson_arrivals(5.0, 100.0, seed=8)
-    assert times == sorted(times)
-    assert times[-1] < 100.0
-    assert poisson_arrivals(5.0, 0.0, seed=7) == []
-
-
-def test_gaps_are_exponential_and_not_clipped() -> None:
-    times = poisson_arrivals(20.0, 1000.0, seed=1)
-    gaps = sorted(later - earlier for earlier, later in zip([0.0, *times], times, strict=False))
-    n = len(gaps)
-    assert abs(n - 20_000) < 4 * math.sqrt(20_000)
-    assert max(gaps) > 7 / 20, "of 20,000 exponential gaps the longest is about 10 means long"
-    distance = max(abs((i + 1) / n - (1 - math.exp(-20.0 * gap))) for i, gap in enumerate(gaps))
-    assert distance < 1.63 / math.sqrt(n), "Kolmogorov-Smirnov at 1 %"
-
-
-@pytest.mark.parametrize(("rate", "duration"), [(0.0, 1.0), (-1.0, 1.0), (1.0, -1.0)])
-def test_no_such_process(rate: float, duration: float) -> None:
-    with pytest.raises(ValueError, match="not a Poisson process"):
-        poisson_arrivals(rate, duration, seed=0)
+from common.types import pack_tokens
+from common.workload.text import SIGNATURE_TOKENS, IdText, TokenText, corpus
 
 
 @given(st.lists(st.integers(0, 40), max_size=20))
@@ -74,9 +49,52 @@ def test_corpus_is_real_text() -> None:
     assert "The \"try\" statement" in text or "try" in text
 
 
+@given(st.lists(st.integers(0, 300), max_size=12), st.integers(0, 5000))
+def test_ids_are_the_same_however_they_are_taken(counts: list[int], start: int) -> None:
+    text = IdText(129_280)
+    stream = text.stream("64K-0-007@12")
+    taken = [token for count in counts for token in stream.take(count)]
+    assert taken == text.tokens("64K-0-007@12", 0, sum(counts)).tolist()
+    part = text.tokens("64K-0-007@12", start, start + 70)
+    assert part.tolist() == text.tokens("64K-0-007@12", 0, start + 70).tolist()[start:]
+    assert part.tobytes() == pack_tokens(part.tolist())
+
+
+def test_ids_are_those_of_splitmix64() -> None:
+    """By whole numbers of Python, so that no machine and no numpy makes other prefixes than the stored ones."""
+    seed = int.from_bytes(blake2b(b"a", digest_size=8).digest(), "little")
+    mask = (1 << 64) - 1
+
+    def expected(position: int) -> int:
+        x = (seed + position * 0x9E3779B97F4A7C15) & mask
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+        return (x ^ (x >> 31)) % 1000
+
+    assert IdText(1000).tokens("a", 0, 500).tolist() == [expected(i) for i in range(500)]
+
+
+def test_ids_are_even_below_the_vocabulary_and_not_shared() -> None:
+    ids = IdText(100).tokens("a", 0, 100_000)
+    counts = [int((ids == token).sum()) for token in range(100)]
+    assert sum(counts) == 100_000
+    chi_square = sum((count - 1000) ** 2 / 1000 for count in counts)
+    assert chi_square < 148.2, "99 degrees of freedom at 0.1 %"
+    blocks = {tuple(IdText(100).stream(f"{i}").take(64)) for i in range(2000)}
+    assert len(blocks) == 2000
+
+
+@pytest.mark.parametrize("vocabulary", [0, -1, (1 << 32) + 1])
+def test_no_such_vocabulary(vocabulary: int) -> None:
+    with pytest.raises(ValueError, match="vocabulary"):
+        IdText(vocabulary)
+
+
 def test_workload_is_pure() -> None:
     program = (
-        "import sys, common.workload.arrivals, common.workload.scaling, common.workload.sessions, common.workload.text;"
+        "import importlib, pkgutil, sys, common.workload;"
+        "[importlib.import_module(m.name) for m in pkgutil.iter_modules(common.workload.__path__, 'common.workload.')];"
+        "assert 'common.workload.windows' in sys.modules;"
         "print([name for name in ('asyncio', 'zmq', 'torch', 'httpx', 'services') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)

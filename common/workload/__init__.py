@@ -1,1 +1,1 @@
-"""What agents ask for: trajectories, their readers, arrivals, and prompts of real text."""
+"""What agents ask for: trajectories (real, synthetic, parts of them), when they start and pause, and prompt tokens."""

@@ -1,21 +1,50 @@
-"""Arrivals of agents in an open loop."""
+"""When agents start: as a Poisson or Gamma process (online), or all at once (offline).
+
+Times are seconds after the start of the run, ascending, decided by the seed alone. Gaps are never clipped: clipping the
+long ones would raise the rate.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 
 def poisson_arrivals(rate: float, duration: float, seed: int) -> list[float]:
-    """Arrival times in [0, duration) seconds of a Poisson process of `rate` per second, ascending.
-
-    Gaps are exponential and not clipped: clipping the long ones would raise the rate.
-    """
-    if rate <= 0 or duration < 0:
-        raise ValueError(f"a rate of {rate} per second over {duration} s is not a Poisson process")
+    """Arrival times in [0, duration) of a Poisson process of `rate` per second."""
+    _check(rate, duration, "Poisson")
     gaps = random.Random(f"arrivals/{seed}")
+    return _process(lambda: gaps.expovariate(rate), duration)
+
+
+def gamma_arrivals(rate: float, duration: float, cv: float, seed: int) -> list[float]:
+    """Arrival times in [0, duration) of a renewal process with Gamma gaps of mean 1 / rate.
+
+    cv: standard deviation of a gap over its mean; 1 is Poisson, above 1 arrivals come in bursts, below 1 they are more
+    even. Time 0 counts as an arrival that is not listed, so over a short run the mean count is rate * duration +
+    (cv^2 - 1) / 2.
+    """
+    _check(rate, duration, "Gamma")
+    if not cv > 0:
+        raise ValueError(f"a coefficient of variation of {cv} is not above 0")
+    gaps = random.Random(f"arrivals/{seed}")
+    return _process(lambda: gaps.gammavariate(1 / cv**2, cv**2 / rate), duration)
+
+
+def offline_arrivals(count: int) -> list[float]:
+    """All agents at once."""
+    return [0.0] * count
+
+
+def _check(rate: float, duration: float, kind: str) -> None:
+    if not (rate > 0 and duration >= 0):
+        raise ValueError(f"a rate of {rate} per second over {duration} s is not a {kind} process")
+
+
+def _process(gap: Callable[[], float], duration: float) -> list[float]:
     times: list[float] = []
-    now = gaps.expovariate(rate)
+    now = gap()
     while now < duration:
         times.append(now)
-        now += gaps.expovariate(rate)
+        now += gap()
     return times

@@ -2,37 +2,44 @@
 
 The rule, in this order:
 1. The first max_sessions sessions, and of each the first max_turns turns, are taken.
-2. With scale K every length is divided by K; with max_context M each session is divided by its own K, the first whole
-   number from ceil(longest / M) on with which its longest context, generation included, is at most M. A divided
-   length is rounded down, and is at least 1. A context keeps its share of the history, so a whole history stays whole
-   and a fall-back stays where it was. Times are never scaled. Without either option lengths are native.
-3. A session is cut before the first turn that exceeds the model's limit; that turn and all after it are counted as
-   cut. A session whose first turn does not fit is dropped, and counted.
+2. Sweeps (spec §10): every append is multiplied by append_factor and every generation by generate_factor, to the
+   nearest whole number. With scale K every length is divided by K; with max_context M each session is divided by its
+   own K, the first whole number from ceil(longest / M) on with which its longest context, generation included, is at
+   most M. A divided length is rounded down. A length is at least 1. A context keeps its share of the history, so a
+   whole history stays whole and a fall-back stays where it was. Times are never scaled. Without these options lengths
+   are native.
+3. A session is cut before the first turn that exceeds the model's limit, or max_length (the paper's MAL, max agent
+   length) if that is less; that turn and all after it are counted as cut. A session whose first turn does not fit is
+   dropped, and counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common.errors import ConfigError
 from common.workload.trajectories import Trajectory, Turn
 
 RULE = (
-    "native lengths, cut at the model's limit; only scale or max_context divide: lengths // K, at least 1, "
-    "a context keeps its share of the history"
+    "native lengths, cut at the model's limit or max_length; only append_factor and generate_factor multiply, to the "
+    "nearest whole number; only scale or max_context divide: lengths // K; all at least 1, a context keeps its share "
+    "of the history"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which part of a set is used, and its scale (step 1 and 2 of the rule). None: all of it, native."""
+    """Which part of a set is used, and how long (see the rule). None and 1.0: all of it, native."""
 
     max_sessions: int | None = None
     max_turns: int | None = None
     max_context: int | None = None
     scale: int | None = None
+    append_factor: float = 1.0
+    generate_factor: float = 1.0
+    max_length: int | None = None
 
 
 #: What suits a 135M-parameter model on two CPU cores: about 40 s of work.
@@ -65,6 +72,9 @@ class Workload:
             "max_turns": self.selection.max_turns,
             "max_context": self.selection.max_context,
             "scale": self.selection.scale,
+            "append_factor": self.selection.append_factor,
+            "generate_factor": self.selection.generate_factor,
+            "max_length": self.selection.max_length,
             "factors": {t.name: k for t, k in zip(self.trajectories, self.factors, strict=True)},
             "cut_sessions": self.cut_sessions,
             "cut_turns": self.cut_turns,
@@ -87,17 +97,19 @@ def fit(trajectories: Sequence[Trajectory], selection: Selection, limit: int | N
         raise ConfigError("--scale and --max-context both divide the lengths: give one of them")
     if selection.max_context is not None and limit is not None and selection.max_context > limit:
         raise ConfigError(f"--max-context {selection.max_context} exceeds the model's limit of {limit} tokens")
+    ceiling = min((cap for cap in (limit, selection.max_length) if cap is not None), default=None)
     kept: list[Trajectory] = []
     factors: list[int] = []
     shortest: int | None = None
     cut_sessions = cut_turns = dropped = 0
     for trajectory in trajectories[: selection.max_sessions]:
-        taken = Trajectory(trajectory.name, trajectory.turns[: selection.max_turns])
+        taken = replace(trajectory, turns=trajectory.turns[: selection.max_turns])
+        taken = stretched(taken, selection.append_factor, selection.generate_factor)
         factor = selection.scale or 1
         if selection.max_context is not None:
             factor = scale_to(taken, selection.max_context)
         sized = scaled(taken, factor)
-        fitted = cut(sized, limit)
+        fitted = cut(sized, ceiling)
         if not fitted.turns:
             dropped += 1
             shortest = min(shortest or sized.turns[0].total, sized.turns[0].total)
@@ -109,24 +121,44 @@ def fit(trajectories: Sequence[Trajectory], selection: Selection, limit: int | N
         factors.append(factor)
     if not kept:
         raise ConfigError(
-            f"none of the {dropped} sessions fits the model's limit of {limit} tokens (the shortest first turn has "
-            f"{shortest}): add --max-context {limit}, which divides each session's lengths until it fits"
+            f"none of the {dropped} sessions fits the limit of {ceiling} tokens (the shortest first turn has "
+            f"{shortest}): add --max-context {ceiling}, which divides each session's lengths until it fits"
         )
     return Workload(tuple(kept), tuple(factors), selection, limit, cut_sessions, cut_turns, dropped)
 
 
+def stretched(trajectory: Trajectory, append_factor: float, generate_factor: float) -> Trajectory:
+    """The trajectory with appends and generations multiplied, each by its own factor (sweeps; step 2 of the rule).
+
+    ValueError for a factor that is not above 0, or a trajectory with a prefix (stretch first, then take windows).
+    """
+    if not (append_factor > 0 and generate_factor > 0):
+        raise ValueError(f"factors {append_factor} and {generate_factor} must be above 0")
+    if append_factor == generate_factor == 1:
+        return trajectory
+    return _resized(trajectory, lambda n: round(n * append_factor), lambda n: round(n * generate_factor))
+
+
 def scaled(trajectory: Trajectory, factor: int) -> Trajectory:
-    """The trajectory with every length divided by factor (step 2 of the rule)."""
+    """The trajectory with every length divided by factor (step 2 of the rule). ValueError as for stretched."""
     if factor == 1:
         return trajectory
+    return _resized(trajectory, lambda n: n // factor, lambda n: n // factor)
+
+
+def _resized(trajectory: Trajectory, append: Callable[[int], int], generate: Callable[[int], int]) -> Trajectory:
+    if trajectory.prefix:
+        raise ValueError(f"{trajectory.name} has a prefix of {trajectory.prefix} tokens: size it, then take its window")
     turns: list[Turn] = []
     native = history = 0
     for turn in trajectory.turns:
         context = round(history * turn.context / native) if native else 0
-        small = Turn(context, max(1, turn.append // factor), max(1, turn.generate // factor), turn.think_s)
-        turns.append(small)
-        native, history = turn.total, small.total
-    return Trajectory(trajectory.name, tuple(turns))
+        sized = replace(
+            turn, context=context, append=max(1, append(turn.append)), generate=max(1, generate(turn.generate))
+        )
+        turns.append(sized)
+        native, history = turn.total, sized.total
+    return replace(trajectory, turns=tuple(turns))
 
 
 def scale_to(trajectory: Trajectory, max_context: int) -> int:
@@ -149,4 +181,4 @@ def scale_to(trajectory: Trajectory, max_context: int) -> int:
 def cut(trajectory: Trajectory, limit: int | None) -> Trajectory:
     """The trajectory up to the first turn that exceeds limit (step 3 of the rule); it may be left without turns."""
     kept = next((i for i, turn in enumerate(trajectory.turns) if limit is not None and turn.total > limit), None)
-    return Trajectory(trajectory.name, trajectory.turns[:kept])
+    return replace(trajectory, turns=trajectory.turns[:kept])

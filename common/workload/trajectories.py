@@ -3,6 +3,8 @@
 The history of a trajectory is every token of it so far: the last prompt and what was generated from it. The prompt of
 a turn is the first `context` tokens of the history and `append` new ones; then exactly `generate` tokens are asked
 for. Normally context is the whole history; a compaction or a branch falls back to a prefix of it.
+
+A trajectory is immutable; every step that sizes, cuts or cuts out (scaling, windows, gaps, extend) returns a new one.
 """
 
 from __future__ import annotations
@@ -33,13 +35,18 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """The turns of one agent run, in order. ValueError for a turn that is impossible (length below 1, context past
-    the history)."""
+    the history).
+
+    prefix: tokens of history before the first turn. Whoever plays a trajectory with one sees to it beforehand that
+    their KV is stored: they were computed by turns that are not played.
+    """
 
     name: str
     turns: tuple[Turn, ...]
+    prefix: int = 0
 
     def __post_init__(self) -> None:
-        history = 0
+        history = self.prefix
         for index, turn in enumerate(self.turns):
             if turn.append < 1 or turn.generate < 1 or not 0 <= turn.context <= history:
                 raise ValueError(f"{self.name}: turn {index} ({turn}) does not follow a history of {history} tokens")
