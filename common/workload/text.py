@@ -97,7 +97,8 @@ class IdText:
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x ^= x >> np.uint64(31)
-        return (x % self._vocabulary).astype("<u4")
+        ids: NDArray[np.uint32] = (x % self._vocabulary).astype("<u4")
+        return ids
 
     def stream(self, name: str) -> IdStream:
         """The new tokens of the trajectory called name."""
