@@ -55,7 +55,7 @@ def test_every_row_goes_to_its_place_and_no_other_byte_changes(first, count, row
                 expected_buffer[b] = memory[d]
     make = buffer_to_rows if load else rows_to_buffer
     direct = make(GEOMETRY, SLOTS, layers, start, stop, device)
-    shifted = StepRuns(make, GEOMETRY, SLOTS, start, stop).at(layers, device)
+    shifted = StepRuns(make, GEOMETRY, SLOTS, [(start, stop)]).at(layers, device)
     assert direct.tolist() == shifted.tolist()
     apply(direct, buffer if load else memory.copy(), memory if load else buffer)
     assert (memory == expected_memory).all() and (buffer == expected_buffer).all()

@@ -5,8 +5,9 @@ next step, tell the engine, wait until that step is computed, send the rows on, 
 loads and sends of the layers around overlap with the compute of the layers in hand, and no slot is ever touched by two
 layers.
 
-Rows go to the decode buffer once: on the PE path hits and misses, on the DE path only misses. While chunks follow, the
-PE path also keeps the new rows in its own buffer, from where the next chunk loads them.
+Cached rows come from our own buffer as far as it has slots for them, else from the decode buffer: on the PE path it has
+slots for the whole prompt, on the DE path none, in a split read those of our part of the hits. While chunks follow, new
+rows for which our buffer has slots are kept there. Rows go to the decode buffer once, except those that it has read.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from common.transport.region import RegionDescriptor
 from common.types import RequestKey
 from services.traffic_manager.hops import Hop, Hops
 from services.traffic_manager.push import PushClient
-from services.traffic_manager.runs import Layers, StepRuns, buffer_to_rows, rows_to_buffer
+from services.traffic_manager.runs import Layers, RowRuns, StepRuns, buffer_to_rows, rows_to_buffer
 from services.traffic_manager.staging import Staged
 
 
@@ -40,14 +41,11 @@ class _Sequence:
     staged: Staged
     runs: dict[Hop, StepRuns] = field(default_factory=dict)
 
+    pushed: tuple[int, int] = (0, 0)  # rows that the decode side pushes
+
     @property
     def stop(self) -> int:
         return self.place.cached + self.place.new
-
-    @property
-    def reads_here(self) -> bool:
-        """PE path: cached rows lie in our own buffer."""
-        return self.staged.plan.blocks > 0
 
 
 class Forward:
@@ -104,15 +102,23 @@ class Forward:
         return [sequence.place for sequence in self._alive()]
 
     def _plan_runs(self, sequence: _Sequence) -> None:
-        place, staged = sequence.place, sequence.staged
+        place, staged, geometry = sequence.place, sequence.staged, self._geometry
         assert staged.peer_staged is not None, "only staged sequences are in a forward"
-        sent = max(staged.sent, 0 if sequence.reads_here else place.cached)
-        geometry, stop = self._geometry, sequence.stop
-        sequence.runs[Hop.HANDOFF] = StepRuns(rows_to_buffer, geometry, staged.peer_staged.slots, sent, stop)
-        if sequence.reads_here:
-            sequence.runs[Hop.LOAD] = StepRuns(buffer_to_rows, geometry, staged.slots, 0, place.cached)
-            if not place.last:
-                sequence.runs[Hop.KEEP] = StepRuns(rows_to_buffer, geometry, staged.slots, place.cached, stop)
+        own = staged.plan.blocks * geometry.block_size  # rows that have a place in our buffer
+        loaded, kept = min(place.cached, own), min(sequence.stop, own)
+        read_there = staged.hits(geometry.block_size)
+        lacking = [(staged.sent, min(read_there[0], sequence.stop)), (max(staged.sent, read_there[1]), sequence.stop)]
+
+        def plan(hop: Hop, make: RowRuns, slots: list[int], *ranges: tuple[int, int]) -> None:
+            rows = [(start, stop) for start, stop in ranges if start < stop]
+            if rows:
+                sequence.runs[hop] = StepRuns(make, geometry, slots, rows)
+
+        plan(Hop.HANDOFF, rows_to_buffer, staged.peer_staged.slots, *lacking)
+        plan(Hop.LOAD, buffer_to_rows, staged.slots, (0, loaded))
+        if not place.last:
+            plan(Hop.KEEP, rows_to_buffer, staged.slots, (place.cached, kept))
+        sequence.pushed = (loaded, place.cached)
 
     def _alive(self) -> list[_Sequence]:
         """Sequences whose rows still matter. A released one has no slots any more."""
@@ -136,15 +142,12 @@ class Forward:
         """Cached rows into the slots: ours by loopback writes through our own NIC, the decode side's pushed by it."""
         work = []
         for sequence in self._alive():
-            cached = sequence.place.cached
-            if not cached:
-                continue
             target = base + sequence.place.row * self._geometry.row_bytes
-            if sequence.reads_here:
+            if Hop.LOAD in sequence.runs:
                 runs = sequence.runs[Hop.LOAD].at(layers, target)
                 work.append(self._write(sequence, self._buffer, self._device, runs, Intent.KV_LOAD, Hop.LOAD))
-            else:
-                push = partial(self._pushes.push, sequence.staged, layers, cached, self._device, target)
+            if sequence.pushed[0] < sequence.pushed[1]:
+                push = partial(self._pushes.push, sequence.staged, layers, sequence.pushed, self._device, target)
                 work.append(self._guard(sequence, push))
         await asyncio.gather(*work)
 
@@ -155,8 +158,9 @@ class Forward:
             remote = sequence.staged.peer_staged
             assert remote is not None, "only staged sequences are in a forward"
             source = base + sequence.place.row * self._geometry.row_bytes
-            runs = sequence.runs[Hop.HANDOFF].at(layers, source)
-            work.append(self._write(sequence, self._device, remote.buffer, runs, Intent.PD_HANDOFF, Hop.HANDOFF))
+            if Hop.HANDOFF in sequence.runs:
+                runs = sequence.runs[Hop.HANDOFF].at(layers, source)
+                work.append(self._write(sequence, self._device, remote.buffer, runs, Intent.PD_HANDOFF, Hop.HANDOFF))
             if Hop.KEEP in sequence.runs:
                 runs = sequence.runs[Hop.KEEP].at(layers, source)
                 work.append(self._write(sequence, self._device, self._buffer, runs, Intent.KV_LOAD, Hop.KEEP))

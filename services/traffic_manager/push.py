@@ -26,10 +26,12 @@ class PushClient:
         self._revoke = revoke
         self._doubt = False
 
-    async def push(self, staged: Staged, layers: Layers, rows: int, memory: RegionDescriptor, target: int) -> None:
-        """Returns when rows [0, rows) of the layers are in memory, the first of them at byte offset target.
-        DualPathError otherwise."""
-        call = PushRows(*staged.key, layers.first, layers.count, rows, memory, target, layers.stride)
+    async def push(
+        self, staged: Staged, layers: Layers, rows: tuple[int, int], memory: RegionDescriptor, target: int
+    ) -> None:
+        """Returns when rows [start, stop) of the layers are in memory, where row 0 of the first of them lies at byte
+        offset target. DualPathError otherwise."""
+        call = PushRows(*staged.key, layers.first, layers.count, *rows, memory, target, layers.stride)
         try:
             # the writer's own deadline is transfer_s: an answer after that is a lost one
             await self._node.link(staged.plan.peer).call(call, self._transfer_s + 1.0)

@@ -1,8 +1,8 @@
 """The requests staged here, from Stage to the moment when their slots are free again (states in staging.py).
 
-Prefill side: ready once our own hits (PE path) and the decode side's slots are there; on release it tells the decode
-side that it is quiet. Decode side: its slots are exposed to the prefill side's writes from PeerStaged until
-PeerReleased.
+Prefill side: ready once our own hits and the decode side's slots and hits are there (on either path one of the two
+reads none; a split read is both); on release it tells the decode side that it is quiet. Decode side: its slots are
+exposed to the prefill side's writes from PeerStaged until PeerReleased.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ class StagedRequests:
             self._buffered(staged)
 
     async def _read(self, staged: Staged, keys: list[bytes]) -> None:
-        outcome = await self._store.read(staged.plan.request_id, keys, staged.slots[: len(keys)])
+        first = staged.plan.first
+        outcome = await self._store.read(staged.plan.request_id, keys, staged.slots[first : first + len(keys)])
         staged.cached = outcome.hits * self._block_size
         if outcome.doubt is not None:
             # the gateway may still write there: set these slots aside and take others
@@ -213,8 +214,7 @@ class PrefillRequests(StagedRequests):
 
     def _buffered(self, staged: Staged) -> None:
         if staged.buffered and staged.peer_staged is not None and not staged.released:
-            cached = staged.cached if staged.plan.read else staged.peer_staged.cached_tokens
-            self._tell(Ready(*staged.key, cached, 0.0, 0.0))
+            self._tell(Ready(*staged.key, staged.hits(self._block_size)[1], 0.0, 0.0))
 
     async def _quiesce(self, staged: Staged) -> None:
         self._send(staged.plan.peer, PeerReleased(*staged.key))

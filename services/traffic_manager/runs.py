@@ -65,21 +65,23 @@ def rows_to_buffer(
 class StepRuns:
     """Runs of the same rows in step after step of a forward: built once for each number of layers, then only shifted.
 
-    make: buffer_to_rows or rows_to_buffer.
+    make: buffer_to_rows or rows_to_buffer. rows: disjoint ranges [start, stop).
     """
 
-    def __init__(self, make: RowRuns, geometry: BlockGeometry, slots: list[int], start: int, stop: int) -> None:
+    def __init__(self, make: RowRuns, geometry: BlockGeometry, slots: list[int], rows: list[tuple[int, int]]) -> None:
         self._make = make
         self._geometry = geometry
-        self._rows = (slots, start, stop)
+        self._slots = slots
+        self._rows = rows
         self._built: dict[int, NDArray[np.int64]] = {}
 
     def at(self, layers: Layers, device: int) -> NDArray[np.int64]:
         """For these layers, the first of them at device byte offset device."""
-        slots, start, stop = self._rows
         if layers.count not in self._built:
             origin = Layers(0, layers.count, layers.stride)
-            self._built[layers.count] = self._make(self._geometry, slots, origin, start, stop, 0)
+            self._built[layers.count] = np.concatenate(
+                [self._make(self._geometry, self._slots, origin, start, stop, 0) for start, stop in self._rows]
+            )
         in_buffer = self._geometry.layer_offset(layers.first)
         shift = (in_buffer, device, 0) if self._make is buffer_to_rows else (device, in_buffer, 0)
         return self._built[layers.count] + np.array(shift, dtype=np.int64)
@@ -88,6 +90,4 @@ class StepRuns:
 def block_runs(geometry: BlockGeometry, sources: list[int], targets: list[int]) -> NDArray[np.int64]:
     """Runs that copy Full Blocks from slots (or pages) to pages (or slots)."""
     size = geometry.full_block_bytes
-    return make_runs(
-        np.asarray(sources, dtype=np.int64) * size, np.asarray(targets, dtype=np.int64) * size, size
-    )
+    return make_runs(np.asarray(sources, dtype=np.int64) * size, np.asarray(targets, dtype=np.int64) * size, size)

@@ -71,7 +71,7 @@ class TrafficManager(Service):
 
     async def open(self) -> None:
         config = self.config
-        directory = await asyncio.to_thread(read_configured_model, config.model)
+        directory = await asyncio.to_thread(read_configured_model, config)
         self._manifest = directory.manifest
         self._geometry = self._manifest.geometry
         transfer_s = config.timeouts.transfer_s
@@ -240,12 +240,13 @@ class TrafficManager(Service):
     async def _on_push(self, msg: PushRows, peer: Peer) -> Done:
         staged = self.requests.staged(msg.request_id, msg.attempt)
         async with staged.use():
-            if not 0 < msg.rows <= len(staged.slots) * self._geometry.block_size:
-                raise DualPathError(ErrorCode.MALFORMED, f"{msg.rows} rows of {len(staged.slots)} staged blocks")
+            if not 0 <= msg.start < msg.stop <= len(staged.slots) * self._geometry.block_size:
+                detail = f"rows [{msg.start}, {msg.stop}) of {len(staged.slots)} staged blocks"
+                raise DualPathError(ErrorCode.MALFORMED, detail)
             if not 0 <= msg.first < msg.first + msg.num_layers <= self._geometry.num_layers:
                 raise DualPathError(ErrorCode.MALFORMED, f"layers {msg.first} + {msg.num_layers}")
             layers = Layers(msg.first, msg.num_layers, msg.stride)
-            runs = buffer_to_rows(self._geometry, staged.slots, layers, 0, msg.rows, msg.target)
+            runs = buffer_to_rows(self._geometry, staged.slots, layers, msg.start, msg.stop, msg.target)
             await self._hops.write(self._compute, Batch(self._buffer, msg.memory, runs), Intent.KV_LOAD, Hop.PUSH)
         return Done()
 

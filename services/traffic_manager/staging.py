@@ -25,8 +25,8 @@ from common.types import RequestKey
 class Staged:
     """One request on this side.
 
-    slots: its buffer slots, in block order. cached: tokens of hit KV that were found here. sent (prefill side): rows
-    that the decode buffer holds. peer_quiet: the other side does not touch our slots any more.
+    slots: its buffer slots, in block order. cached: tokens of hit KV that were found here. sent (prefill side): of rows
+    [0, sent) the decode buffer holds all. peer_quiet: the other side does not touch our slots any more.
     """
 
     plan: Stage
@@ -48,6 +48,15 @@ class Staged:
     @property
     def key(self) -> RequestKey:
         return (self.plan.request_id, self.plan.attempt)
+
+    def hits(self, block_size: int) -> tuple[int, int]:
+        """Prefill side, once both sides are staged: the decode buffer holds hits in rows [start, stop). stop is the
+        length of the hit prefix over both sides: theirs are hits only if none of ours before them is missing."""
+        assert self.peer_staged is not None
+        start = self.peer_staged.first * block_size
+        if self.cached < start:
+            return self.cached, self.cached
+        return start, start + self.peer_staged.cached_tokens
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[None]:
