@@ -20,7 +20,7 @@ from common.rundir import RunDirectory
 from common.workload.scaling import DEMO, Selection
 from common.workload.sessions import PACKAGED
 from services import serve
-from services.launcher import demo, signals
+from services.launcher import demo, profile, signals
 from services.launcher.cluster import Cluster, with_model
 from services.launcher.models import get_model
 from services.launcher.status import get_status, status_table
@@ -126,8 +126,8 @@ def demo_command(
 
 
 async def _demo(spec: str, replayed: demo.Input, transport: str, out: Path | None) -> int:
-    if out is not None and not out.absolute().parent.is_dir():
-        raise ConfigError(f"result file {out}: no such directory: create {out.parent} first")
+    if out is not None:
+        _check_directory(out)
     config = load_config(
         overrides={
             "network.transport": transport,
@@ -146,6 +146,34 @@ async def _demo(spec: str, replayed: demo.Input, transport: str, out: Path | Non
     if out is not None:
         out.write_text(json.dumps(report, indent=1) + "\n")
     return 0 if demo.passed(report) else 1
+
+
+@app.command("profile")
+def profile_command(
+    out: Annotated[
+        Path, typer.Option(help="Write the profile here: perf.predictor", metavar="FILE", dir_okay=False, writable=True)
+    ],
+    model: ModelOption = "",
+    config: ConfigFile = None,
+    max_context: Annotated[int, typer.Option(min=64, help="Longest context to measure, in tokens")] = 4096,
+    repeats: Annotated[int, typer.Option(min=1, help="Measure each point so often; the least counts")] = 5,
+    hit_ratio: Annotated[float, typer.Option(min=0, max=1, help="Of prompt tokens, for beta")] = 0.95,
+) -> None:
+    """Measure a model on this machine: a predictor of its attention time, and alpha, beta and quota for a cluster."""
+    _run(_profile(model, config, profile.Workload(max_context, repeats, hit_ratio), out))
+
+
+async def _profile(spec: str, file: Path | None, workload: profile.Workload, out: Path) -> int:
+    _check_directory(out)
+    config = load_config(file)
+    with _progress() as progress:
+        model = await get_model(spec or config.model.path, progress)
+        profiled = await profile.run_profile(with_model(config, model), workload, progress)
+    profiled.save(out)
+    results.print(profile.profile_table(profiled))
+    for line in profile.findings(profiled):
+        results.print(line, markup=False, highlight=False, soft_wrap=True)
+    return 0
 
 
 @app.command("status")
@@ -168,6 +196,11 @@ async def _status(file: Path | None) -> int:
 def serve_command(context: typer.Context) -> None:
     """Run one process of a cluster: serve ROLE --config FILE [--name NAME]."""
     raise typer.Exit(serve.main(context.args))
+
+
+def _check_directory(out: Path) -> None:
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"result file {out}: no such directory: create {out.parent} first")
 
 
 def _say(line: str) -> None:
