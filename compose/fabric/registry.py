@@ -66,7 +66,7 @@ def create(layout: Layout, keep: bool) -> int | None:
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
-        raise ConfigError(f"fabric {layout.name} is in use by another process: choose another name") from None
+        raise ConfigError(f"fabric {layout.name} is in use: choose another name") from None
     owner = None
     if not keep:
         owner = os.open(path / "owner", os.O_RDWR | os.O_CREAT, 0o600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,10 @@ def batch(tool: str, lines: Sequence[str], namespace: str | None = None) -> None
     command = [tool, *(["-netns", namespace] if namespace else []), "-batch", "-"]
     done = subprocess.run(command, input="\n".join(lines) + "\n", text=True, capture_output=True, check=False)
     if done.returncode:
-        raise ConfigError(f"{tool} in {namespace or 'the machine itself'}: {' '.join(done.stderr.split())}")
+        number = re.search(r"-:(\d+)\s*$", done.stderr)
+        line = lines[int(number[1]) - 1] if number else ""
+        where = namespace or "the machine itself"
+        raise ConfigError(f"{tool} {line!r} in {where}: {' '.join(done.stderr.split())}")
 
 
 def output(*command: str) -> str:
