@@ -99,3 +99,9 @@ def test_a_result_that_cannot_be_written_is_refused_before_anything_runs(model: 
     run = Launched(tmp_path, "profile", "--model", str(model), "--out", str(tmp_path / "no" / "profile.json"))
     assert run.process.wait(60) == 2
     assert any("no such directory" in line for line in run.error_lines)
+
+
+def test_a_profiled_model_is_not_measured(tmp_path: Path):
+    run = Launched(tmp_path, "profile", "--out", "profile.json", DUALPATH_MODEL__PROFILE="ds-27b")
+    assert run.process.wait(60) == 2
+    assert any("'ds-27b' is a prediction" in line for line in run.error_lines)

@@ -166,6 +166,8 @@ def profile_command(
 async def _profile(spec: str, file: Path | None, workload: profile.Workload, out: Path) -> int:
     _check_directory(out)
     config = load_config(file)
+    if config.model.profile:
+        raise ConfigError(f"model.profile {config.model.profile!r} is a prediction: there is no model to measure")
     with _progress() as progress:
         model = await get_model(spec or config.model.path, progress)
         profiled = await profile.run_profile(with_model(config, model), workload, progress)
