@@ -67,7 +67,7 @@ class Fabric:
                 holder = registry.holder(other)
                 if holder is registry.Holder.DEAD or (other == name and holder is registry.Holder.NOBODY):
                     _remove(other)
-            layout = Layout(name, registry.free_slot(), prefill, decode, int(snic_rate), int(cnic_rate))
+            layout = Layout(name, registry.free_slot(), prefill, decode, snic_rate, cnic_rate)
             fabric = cls(layout, registry.create(layout, keep))
             try:
                 fabric._make(classes)
