@@ -19,10 +19,10 @@ class Metrics:
             self._counters[name] = Counter(f"dualpath_{name}", help, labels, registry=self.registry)
         return self._counters[name]
 
-    def gauge(self, name: str, help: str) -> Gauge:
+    def gauge(self, name: str, help: str, labels: tuple[str, ...] = ()) -> Gauge:
         """The gauge of that name, made on first use."""
         if name not in self._gauges:
-            self._gauges[name] = Gauge(f"dualpath_{name}", help, registry=self.registry)
+            self._gauges[name] = Gauge(f"dualpath_{name}", help, labels, registry=self.registry)
         return self._gauges[name]
 
     def snapshot(self) -> dict[str, float]:

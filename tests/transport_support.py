@@ -17,6 +17,7 @@ from common.faults import Fault, Faults
 from common.metrics import Metrics
 from common.transport.base import Batch, Intent, Transfer, Transport, make_runs
 from common.transport.memory import Memory
+from common.transport.nic import Nic
 from common.transport.region import RegionDescriptor
 from common.transport.select import open_transport
 
@@ -73,11 +74,15 @@ class End:
 
 @asynccontextmanager
 async def end(
-    kind: str, host: str = "127.0.0.1", transfer_s: float = 20.0, faults: tuple[Fault, ...] = ()
+    kind: str,
+    host: str = "127.0.0.1",
+    transfer_s: float = 20.0,
+    faults: tuple[Fault, ...] = (),
+    nic: Nic | None = None,
 ) -> AsyncIterator[End]:
     metrics = Metrics()
     network = NetworkConfig(transport=kind)  # type: ignore[arg-type]
-    transport = open_transport(network, host, metrics, Faults(list(faults), "test"), transfer_s)
+    transport = open_transport(network, host, metrics, Faults(list(faults), "test"), transfer_s, nic)
     await transport.start()
     opened = End(transport, metrics)
     try:

@@ -14,7 +14,7 @@ overlap on the target side. Every address is range-checked on the side that owns
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Generator, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -109,6 +109,20 @@ def split_runs(runs: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
     cut[:, :2] += skip[:, None]
     cut[:, 2] = np.minimum(cut[:, 2] - skip, limit)
     return cut
+
+
+def cut_runs(runs: NDArray[np.int64], most_bytes: int, most_runs: int | None = None) -> Iterator[NDArray[np.int64]]:
+    """The same runs in the same order, in parts of at most so many bytes and runs."""
+    pieces = split_runs(runs, most_bytes)
+    ends = np.cumsum(pieces[:, 2])
+    first = 0
+    while first < len(pieces):
+        limit = ends[first] - pieces[first, 2] + most_bytes
+        last = int(np.searchsorted(ends, limit, side="right"))
+        if most_runs is not None:
+            last = min(last, first + most_runs)
+        yield pieces[first:last]
+        first = last
 
 
 def check_runs(runs: NDArray[np.int64], source_size: int, target_size: int) -> None:

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
-from numpy.typing import NDArray
-
-from common.transport.base import TransferError, check_runs, split_runs
+from common.transport.base import TransferError, check_runs
+from common.transport.copying import copy_runs
 from common.transport.memory import Memory
 from common.transport.mover import Job, Mover, Regions, settle
 from common.transport.region import RegionDescriptor
 
-#: A copy can be stopped after so many bytes (about 100 microseconds).
-PIECE_BYTES = 1 << 20
-#: A shorter copy keeps the interpreter lock: getting it back from a busy thread could take longer than the copy.
-UNLOCKED_BYTES = 32 << 10
 #: A batch of at most so many bytes and runs is copied at once: handing it to the thread would take longer.
-INLINE_BYTES = 128 << 10
-INLINE_RUNS = 64
-
-_SIGNATURE = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_move_unlocked = ctypes.memmove
-_move = ctypes.PYFUNCTYPE(*_SIGNATURE)(("memmove", ctypes.pythonapi))
+INLINE_BYTES = 512 << 10
+INLINE_RUNS = 256
 
 
 class Stop(threading.Event):
@@ -102,19 +91,7 @@ def is_small(job: Job) -> bool:
 
 def copy(job: Job, target: Memory, stop: Stop) -> None:
     """Copy all runs. TransferError if a run is out of range, or if stopped or late: no byte is written after that."""
-    check_runs(job.batch.runs, job.source.size, target.size)
-    if not _copy_runs(job.source.view, target.view, job.batch.runs, job.deadline, stop):
+    runs, deadline = job.batch.runs, job.deadline
+    check_runs(runs, job.source.size, target.size)
+    if not copy_runs(job.source.view, target.view, runs, lambda: not stop.is_set() and time.monotonic() <= deadline):
         raise TransferError("stopped or over its deadline in mid-copy")
-
-
-def _copy_runs(
-    source: memoryview, target: memoryview, runs: NDArray[np.int64], deadline: float, stop: Stop
-) -> bool:
-    # No exception leaves this function: its traceback would keep the two arrays, and with them the mappings, alive.
-    from_, to = np.frombuffer(source, np.uint8), np.frombuffer(target, np.uint8)
-    addresses = split_runs(runs, PIECE_BYTES) + np.array([from_.ctypes.data, to.ctypes.data, 0])
-    for source_address, target_address, length in addresses.tolist():
-        if stop.is_set() or time.monotonic() > deadline:
-            return False
-        (_move if length < UNLOCKED_BYTES else _move_unlocked)(target_address, source_address, length)
-    return True

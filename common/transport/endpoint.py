@@ -1,7 +1,7 @@
 """A process's end of the data plane on one interface: everything that all kinds of transport have in common.
 
 It names regions, checks batches, picks the mover that reaches the target, bounds transfers in number and time, counts
-them, and holds the fault seam; the movers (local, shm, tcp, null) do the rest.
+them, and holds the fault seam; the NICs pace them, and the movers (local, shm, tcp, null) do the rest.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from common.metrics import Metrics
 from common.transport.base import Batch, Intent, TransferError, check_runs
 from common.transport.memory import REGION_KEY_BYTES, Memory, host_identity
 from common.transport.mover import Job, Mover, Region, Regions
+from common.transport.nic import Nic, Nics
 from common.transport.region import RegionDescriptor
 
 #: Transfers that may be in flight at a time.
@@ -57,7 +58,10 @@ class Endpoint:
         metrics: Metrics,
         faults: Faults,
         transfer_s: float,
+        nic: Nic | None = None,
     ) -> None:
+        self._nic = nic
+        self._nics = Nics(nic, metrics)
         self._regions = regions
         self._local = local
         self._remote = remote
@@ -95,6 +99,8 @@ class Endpoint:
         """memory stays its owner's, who deregisters before closing it."""
         key = secrets.token_bytes(REGION_KEY_BYTES)
         ways: dict[str, Any] = {"shm": "", "address": ""}
+        if self._nic is not None:
+            ways |= {"nic": self._nic.name, "rate": self._nic.rate}
         for mover in self._remote:
             ways |= mover.expose(key, memory)
         descriptor = RegionDescriptor(key, memory.size, host_identity(), **ways)
@@ -153,7 +159,7 @@ class Endpoint:
         if not len(job.batch.runs):
             return
         for _ in range(2 if fault is not None and fault.action == "duplicate" else 1):
-            await mover.move(job)
+            await self._nics.move(mover, job)
             self._done.labels(job.intent.value, mover.name).inc()
             self._bytes.labels(job.intent.value, mover.name).inc(job.batch.num_bytes)
 

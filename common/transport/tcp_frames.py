@@ -18,15 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from common.transport.base import inside, split_runs
+from common.transport.base import cut_runs, inside
 from common.transport.memory import REGION_KEY_BYTES
 from common.wire import PROTOCOL_VERSION
 
 MAGIC = b"DPTW"
 #: A frame carries at most so many bytes and so many runs.
 MAX_PAYLOAD_BYTES = 1 << 20
-MAX_RUNS = 512
+MAX_RUNS = 2048
 RUN_BYTES = 16
+#: Where a frame's runs are shorter than this on average, its bytes are gathered before they are sent, and scattered
+#: when all of them have been received: cheaper than a place of its own for each in the vectored calls.
+SHORT_RUN_BYTES = 4 << 10
 
 # magic, version, traffic class, region key, transfer, runs, payload bytes, payload checksum, table checksum
 _HEADER = struct.Struct(f"<4sHBx{REGION_KEY_BYTES}sQIIQQ")
@@ -87,6 +90,23 @@ class Header:
         return header
 
 
+def has_short_runs(num_runs: int, num_bytes: int) -> bool:
+    """Whether the bytes of a frame travel through a Scratch."""
+    return num_bytes < num_runs * SHORT_RUN_BYTES
+
+
+class Scratch:
+    """Room for the payload of one frame, taken on first use."""
+
+    def __init__(self) -> None:
+        self._room: memoryview | None = None
+
+    def first(self, num_bytes: int) -> memoryview:
+        if self._room is None:
+            self._room = memoryview(bytearray(MAX_PAYLOAD_BYTES))
+        return self._room[:num_bytes]
+
+
 class Cursor:
     """How far a frame's runs have been sent out of a memory, or received into one."""
 
@@ -115,14 +135,7 @@ class Cursor:
 
 def split_frames(runs: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Runs (source, target, length), frame by frame."""
-    pieces = split_runs(runs, MAX_PAYLOAD_BYTES)
-    ends = np.cumsum(pieces[:, 2])
-    first = 0
-    while first < len(pieces):
-        limit = ends[first] - pieces[first, 2] + MAX_PAYLOAD_BYTES
-        last = min(int(np.searchsorted(ends, limit, side="right")), first + MAX_RUNS)
-        yield pieces[first:last]
-        first = last
+    return cut_runs(runs, MAX_PAYLOAD_BYTES, MAX_RUNS)
 
 
 def pack_table(runs: NDArray[np.int64]) -> bytes:
@@ -144,6 +157,11 @@ def unpack_table(raw: memoryview, header: Header) -> NDArray[np.int64]:
 def fits(table: NDArray[np.int64], size: int) -> bool:
     """Whether all runs lie inside a region of that size."""
     return inside(table[:, 0], table[:, 1], size)
+
+
+def packed(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each run begins when they lie one after the other."""
+    return np.cumsum(lengths) - lengths
 
 
 def checksum(memory: memoryview, offsets: list[int], lengths: list[int]) -> int:

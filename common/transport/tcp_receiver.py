@@ -6,9 +6,14 @@ import asyncio
 import socket
 from ipaddress import ip_address
 
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
 from common.errors import ConfigError
 from common.metrics import Metrics
 from common.transport.classes import TRAFFIC_CLASSES, mark
+from common.transport.copying import copy_runs
 from common.transport.mover import Region, Regions
 from common.transport.tcp_frames import (
     ACK,
@@ -18,9 +23,12 @@ from common.transport.tcp_frames import (
     Cursor,
     FrameError,
     Header,
+    Scratch,
     Status,
     checksum,
     fits,
+    has_short_runs,
+    packed,
     unpack_table,
 )
 
@@ -104,6 +112,7 @@ class Listener:
         """Take frames until the peer is done, or does something that cannot be forgiven."""
         head = memoryview(bytearray(HEADER_BYTES))
         table = memoryview(bytearray(MAX_RUNS * RUN_BYTES))
+        scratch = Scratch()
         marked: int | None = None
         try:
             sock.setblocking(False)
@@ -117,7 +126,7 @@ class Listener:
                     if header.traffic_class != marked:
                         marked = header.traffic_class
                         mark(sock, TRAFFIC_CLASSES[marked])  # acknowledgements ride with their data
-                    status = await self._receive_frame(sock, header, table[: header.num_runs * RUN_BYTES])
+                    status = await self._receive_frame(sock, header, table[: header.num_runs * RUN_BYTES], scratch)
                     if status is not Status.OK:
                         self._refused.labels(status.name.lower()).inc()
                     await asyncio.get_running_loop().sock_sendall(sock, ACK.pack(header.transfer, status))
@@ -137,7 +146,9 @@ class Listener:
             raise FrameError(f"traffic class {header.traffic_class}")
         return header
 
-    async def _receive_frame(self, sock: socket.socket, header: Header, raw_table: memoryview) -> Status:
+    async def _receive_frame(
+        self, sock: socket.socket, header: Header, raw_table: memoryview, scratch: Scratch
+    ) -> Status:
         """The payload into its region if all is well, else into nothing."""
         await _receive(sock, raw_table)
         table = unpack_table(raw_table, header)
@@ -148,6 +159,13 @@ class Listener:
         if not fits(table, region.descriptor.size):
             await self._discard(sock, header.num_bytes)
             return Status.OUT_OF_RANGE
+        if has_short_runs(header.num_runs, header.num_bytes):
+            return await self._receive_scattered(sock, header, table, region, scratch)
+        return await self._receive_in_place(sock, header, table, region)
+
+    async def _receive_in_place(
+        self, sock: socket.socket, header: Header, table: NDArray[np.int64], region: Region
+    ) -> Status:
         offsets, lengths = table[:, 0].tolist(), table[:, 1].tolist()
         cursor = Cursor(offsets, lengths)
         while cursor.remaining:
@@ -162,6 +180,19 @@ class Listener:
             return Status.CHECKSUM
         return Status.OK
 
+    async def _receive_scattered(
+        self, sock: socket.socket, header: Header, table: NDArray[np.int64], region: Region, scratch: Scratch
+    ) -> Status:
+        payload = scratch.first(header.num_bytes)
+        await _receive(sock, payload)
+        if not region.registered:
+            return Status.UNKNOWN_REGION
+        if xxh3_64_intdigest(payload) != header.payload_checksum:
+            return Status.CHECKSUM
+        _check_not_reset(sock)
+        copy_runs(payload, region.memory.view, np.stack([packed(table[:, 1]), table[:, 0], table[:, 1]], axis=1))
+        return Status.OK
+
     async def _discard(self, sock: socket.socket, num_bytes: int) -> None:
         while num_bytes:
             part = self._scratch[: min(num_bytes, SCRATCH_BYTES)]
@@ -170,14 +201,19 @@ class Listener:
 
 
 def _receive_some(sock: socket.socket, region: Region, cursor: Cursor) -> None:
-    """One vectored call. Nothing of a peer that has reset the connection is written any more: its transfer has failed
-    there, and the memory may soon belong to another."""
-    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-        raise ConnectionResetError
+    """One vectored call."""
+    _check_not_reset(sock)
     received = sock.recvmsg_into(cursor.slices(region.memory.view))[0]
     if not received:
         raise ConnectionResetError
     cursor.advance(received)
+
+
+def _check_not_reset(sock: socket.socket) -> None:
+    """Nothing of a peer that has reset the connection is written any more: its transfer has failed there, and the
+    memory may soon belong to another."""
+    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise ConnectionResetError
 
 
 async def _receive(sock: socket.socket, buffer: memoryview) -> None:

@@ -13,8 +13,20 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from common.transport.classes import TRAFFIC_CLASSES, TrafficClass, mark
+from common.transport.copying import copy_runs
 from common.transport.mover import Job
-from common.transport.tcp_frames import ACK, Cursor, Header, Status, checksum, pack_table, split_frames
+from common.transport.tcp_frames import (
+    ACK,
+    Cursor,
+    Header,
+    Scratch,
+    Status,
+    checksum,
+    has_short_runs,
+    pack_table,
+    packed,
+    split_frames,
+)
 
 #: So many frames of one stream may be under way. It bounds how long a stopped transfer takes to be quiet.
 MAX_UNACKED = 8
@@ -48,33 +60,39 @@ class Flow:
 
 
 class Frame:
-    """A frame on its way into the socket."""
+    """A frame on its way into the socket. scratch is its own for as long as it is."""
 
-    def __init__(self, flow: Flow, runs: NDArray[np.int64], traffic_class: int) -> None:
+    def __init__(self, flow: Flow, runs: NDArray[np.int64], traffic_class: int, scratch: Scratch) -> None:
         job = flow.job
-        offsets, lengths = runs[:, 0].tolist(), runs[:, 2].tolist()
+        num_bytes = int(runs[:, 2].sum())
+        if has_short_runs(len(runs), num_bytes):
+            self._bytes = scratch.first(num_bytes)
+            copy_runs(job.source.view, self._bytes, np.stack([runs[:, 0], packed(runs[:, 2]), runs[:, 2]], axis=1))
+            offsets, lengths = [0], [num_bytes]
+        else:
+            self._bytes = job.source.view
+            offsets, lengths = runs[:, 0].tolist(), runs[:, 2].tolist()
         table = pack_table(runs)
         header = Header(
             traffic_class,
             job.batch.target.key,
             flow.number,
             len(runs),
-            sum(lengths),
-            checksum(job.source.view, offsets, lengths),
+            num_bytes,
+            checksum(self._bytes, offsets, lengths),
             xxh3_64_intdigest(table),
         )
         self.flow = flow
-        self._memory = job.source
         self._head = memoryview(header.pack() + table)
         self._body = Cursor(offsets, lengths)
         if flow.spoil:
             flow.spoil = False
-            self._head = memoryview(bytes(self._head) + bytes([job.source.view[offsets[0]] ^ 0xFF]))
+            self._head = memoryview(bytes(self._head) + bytes([self._bytes[offsets[0]] ^ 0xFF]))
             self._body.advance(1)
 
     def send(self, sock: socket.socket) -> bool:
         """One vectored call. True once the whole frame is in the socket; OSError."""
-        body = self._body.slices(self._memory.view) if self._body.remaining else []
+        body = self._body.slices(self._bytes) if self._body.remaining else []
         sent = sock.sendmsg([self._head, *body])
         of_head = min(sent, len(self._head))
         self._head = self._head[of_head:]
@@ -99,6 +117,7 @@ class Connection:
         self._flows: set[Flow] = set()
         self._ready: deque[Flow] = deque()    # flows with frames to begin
         self._frame: Frame | None = None      # being sent
+        self._scratch = Scratch()
         self._unacked: deque[Flow] = deque()  # one entry a frame sent
         self._acks = bytearray()
         self._writing = False
@@ -191,7 +210,7 @@ class Connection:
                 flow.unacked += 1
                 if flow.frames:
                     self._ready.append(flow)
-                return Frame(flow, runs, TRAFFIC_CLASSES.index(self._class))
+                return Frame(flow, runs, TRAFFIC_CLASSES.index(self._class), self._scratch)
         return None
 
     def _on_readable(self) -> None:
