@@ -107,7 +107,8 @@ class SchedulerConfig(_Section):
     """control: where the scheduler listens and everybody finds it.
 
     alpha: a node whose read queue is longer, in tokens, is a second choice; beta: cap on an engine's unfinished tokens
-    (spec §7; `dualpath profile` measures both).
+    (spec §7; `dualpath profile` measures both). record: a file to which every event and decision is written, so that
+    they can be replayed; empty: none.
     """
 
     control: Endpoint = "tcp://127.0.0.1:5700"
@@ -115,6 +116,7 @@ class SchedulerConfig(_Section):
     alpha: Count = 1 << 20
     beta: Count = 1 << 20
     max_waiting: Count = 4096
+    record: str = ""
 
 
 class EngineConfig(_Section):

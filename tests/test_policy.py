@@ -1,212 +1,211 @@
-"""The scheduler's decisions, without sockets: a test driver plays the engines."""
+"""The life of requests and engines in the scheduler's decisions, without sockets."""
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from common.errors import ErrorCode
-from common.types import ReadPath, Role
+from common.types import ReadPath
 from services.scheduler.policy import (
     CancelOn,
     EngineDraining,
-    EngineJoined,
     EngineLeft,
     Fail,
-    Fetched,
     KvHandedOver,
-    Policy,
-    PolicyConfig,
     PrefillEnded,
-    RequestArrived,
     RequestCancelled,
     RequestEnded,
     RequestErred,
-    Start,
+    check_integrity,
 )
-from services.scheduler.policy.read_path import choose_read_path
-
-
-def make_policy(read_side="shorter_queue", beta=10_000, max_waiting=100, prefill=1, decode=2, buffer=64, device=4096):
-    policy = Policy(PolicyConfig(read_side, beta, max_waiting))
-    for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
-        for index in range(count):
-            name = f"{role.value}-{index}"
-            policy.handle(EngineJoined(name, role, name, buffer, device), 0.0)
-            policy.handle(Fetched(name, 0, 0, 0, device), 0.0)
-    return policy
-
-
-def arrive(policy, name, tokens=128, hit=64):
-    return policy.handle(RequestArrived((name, 0), tokens, hit, -(-tokens // 64)), 0.0)
+from tests.policy_support import arrive, fails, fetch, join, load, make_policy, ready, starts
 
 
 def test_starts_at_once_when_both_sides_have_fetched():
-    (start,) = arrive(make_policy(), "a")
-    assert isinstance(start, Start)
-    assert (start.prefill, start.key) == ("prefill-0", ("a", 0))
+    started = starts(arrive(ready(make_policy(), "p", "d"), "a"))
+    assert (started["a"].prefill, started["a"].decode) == ("p", "d")
 
 
 def test_waits_for_a_fetch_and_keeps_arrival_order():
-    policy = Policy(PolicyConfig("pe_only", 10_000, 100))
-    policy.handle(EngineJoined("p", Role.PREFILL, "n0", 64, 0), 0.0)
-    policy.handle(EngineJoined("d", Role.DECODE, "n1", 64, 4096), 0.0)
-    policy.handle(Fetched("d", 0, 0, 0, 4096), 0.0)
+    policy = make_policy("pe_only")
+    join(policy, "p"), join(policy, "d")
+    fetch(policy, load("d"))
     assert arrive(policy, "a") == [] and arrive(policy, "b") == []
-    assert [action.key[0] for action in policy.handle(Fetched("p", 0, 0, 0, 0), 1.0)] == ["a", "b"]
+    assert list(starts(fetch(policy, load("p")))) == ["a", "b"]
 
 
-def test_prefill_over_beta_gets_nothing_until_it_reports_less():
-    policy = make_policy(beta=100)
-    assert len(arrive(policy, "a", tokens=128)) == 1  # 0 <= beta: may overshoot once
-    assert arrive(policy, "b", tokens=10) == []
-    (start,) = policy.handle(Fetched("prefill-0", 0, 0, 0, 0), 1.0)
-    assert start.key == ("b", 0)
+def test_prefill_over_beta_gets_nothing_until_it_has_less():
+    policy = ready(make_policy(beta=100), "p", "d")
+    assert starts(arrive(policy, "a", 128))  # 0 <= beta: may overshoot once
+    assert arrive(policy, "b", 10) == []
+    assert list(starts(policy.handle(PrefillEnded(("a", 0)), 1.0))) == ["b"]
+    fetch(policy, load("p", tok=101))
+    assert arrive(policy, "c", 10) == []
+    assert list(starts(fetch(policy, load("p", tok=100)))) == ["c"]
 
 
-def test_least_loaded_engines_are_chosen():
-    policy = make_policy(prefill=2, decode=2)
-    chosen = [arrive(policy, name)[0] for name in "abcd"]
-    assert {start.prefill for start in chosen[:2]} == {"prefill-0", "prefill-1"}
-    assert sorted(start.decode for start in chosen) == ["decode-0", "decode-0", "decode-1", "decode-1"]
+def test_a_report_that_has_not_heard_of_an_assignment_does_not_undo_it():
+    policy = ready(make_policy(beta=100), "p", "d")
+    arrive(policy, "a", 128)
+    arrive(policy, "b", 10)
+    assert fetch(policy, load("p", seq=0, tok=0)) == []  # sent before "a" came to the engine
+    check_integrity(policy)
+
+
+def test_idle_engines_take_turns():
+    policy = ready(make_policy(), "p0", "p1", "d0", "d1")
+    seen = []
+    for name in "abcd":
+        seen.append(starts(arrive(policy, name))[name])
+        policy.handle(PrefillEnded((name, 0)), 0.0)
+        policy.handle(RequestEnded((name, 0)), 0.0)
+    assert [start.prefill for start in seen] == ["p0", "p1", "p0", "p1"]
+    assert [start.decode for start in seen] == ["d0", "d1", "d0", "d1"]
 
 
 def test_decode_buffer_bounds_assignment_until_handover():
-    policy = make_policy(decode=1, buffer=4)
-    assert len(arrive(policy, "a", tokens=200)) == 1  # 4 blocks
-    assert arrive(policy, "b", tokens=64) == []
-    assert [action.key for action in policy.handle(KvHandedOver(("a", 0)), 1.0)] == [("b", 0)]
+    policy = ready(make_policy(), "p", "d", buffer=4)
+    assert starts(arrive(policy, "a", 200))  # 4 blocks
+    assert arrive(policy, "b", 64) == []
+    assert list(starts(policy.handle(KvHandedOver(("a", 0)), 1.0))) == ["b"]
 
 
 def test_decode_device_memory_counts_what_is_assigned_but_not_handed_over():
-    policy = make_policy(decode=1, device=300)
-    assert len(arrive(policy, "a", tokens=200)) == 1
-    assert arrive(policy, "b", tokens=128) == []
-    policy.handle(Fetched("decode-0", 1, 200, 0, 300), 1.0)  # the report does not know of "a" yet
-    assert policy.num_waiting == 1
-    policy.handle(KvHandedOver(("a", 0)), 2.0)
-    assert policy.num_waiting == 0
+    policy = ready(make_policy(), "p", "d", device=300)
+    assert starts(arrive(policy, "a", 200))
+    assert arrive(policy, "b", 128) == []
+    assert fetch(policy, load("d", 1, 200, free=300)) == []  # "a" has not taken its pages yet
+    assert list(starts(policy.handle(KvHandedOver(("a", 0)), 2.0))) == ["b"]
 
 
 def test_no_engines_and_full_queue_are_refused():
-    policy = Policy(PolicyConfig("pe_only", 10, 1))
+    policy = make_policy(max_waiting=1)
     assert arrive(policy, "a") == [Fail(("a", 0), ErrorCode.NO_ENGINES, "no live prefill engine")]
-    policy.handle(EngineJoined("p", Role.PREFILL, "n0", 64, 0), 0.0)
-    policy.handle(EngineJoined("d", Role.DECODE, "n1", 64, 4096), 0.0)
+    join(policy, "p"), join(policy, "d")
     assert arrive(policy, "b") == []
-    (fail,) = arrive(policy, "c")
-    assert isinstance(fail, Fail) and fail.code is ErrorCode.OVERLOADED
+    assert fails(arrive(policy, "c"))["c"].code is ErrorCode.OVERLOADED
+
+
+def test_what_no_engine_could_ever_hold_is_refused():
+    policy = ready(make_policy(), "p", "d", buffer=4, device=300)
+    assert fails(arrive(policy, "a", 300))["a"].code is ErrorCode.NO_ENGINES
+    assert starts(arrive(policy, "b", 256))
+
+
+def test_when_the_last_engine_leaves_that_could_hold_a_waiting_request_it_is_refused():
+    policy = make_policy()
+    join(policy, "p"), join(policy, "d0", buffer=64), join(policy, "d1", buffer=4)
+    fetch(policy, load("d0"), load("d1"))
+    arrive(policy, "big", 1000), arrive(policy, "small", 64)
+    actions = policy.handle(EngineLeft("d0"), 1.0)
+    assert list(fails(actions)) == ["big"]
+    assert list(starts(fetch(policy, load("p")))) == ["small"]
 
 
 def test_prefill_buffer_bounds_reads_on_its_side():
-    policy = make_policy(read_side="pe_only", buffer=4, prefill=1, decode=3)
-    assert len(arrive(policy, "a", tokens=200)) == 1  # 4 blocks
-    assert arrive(policy, "b", tokens=64) == []
-    assert [action.key for action in policy.handle(PrefillEnded(("a", 0)), 1.0)] == [("b", 0)]
+    policy = ready(make_policy("pe_only"), "d0", "d1", "d2", buffer=64)
+    join(policy, "p", buffer=4), fetch(policy, load("p"))
+    assert starts(arrive(policy, "a", 200))
+    assert arrive(policy, "b", 64) == []
+    assert list(starts(policy.handle(PrefillEnded(("a", 0)), 1.0))) == ["b"]
 
 
 def test_a_full_prefill_buffer_sends_the_read_to_the_other_side():
-    policy = make_policy(read_side="round_robin", buffer=4, prefill=1, decode=3)
-    paths = [arrive(policy, name, tokens=200)[0].read_path for name in "abc"]
+    policy = ready(make_policy("round_robin"), "p", "d0", "d1", "d2", buffer=4)
+    paths = [starts(arrive(policy, name, 200))[name].read_path for name in "abc"]
     assert paths == [ReadPath.PE, ReadPath.DE, ReadPath.DE]
 
 
 def test_draining_engine_gets_nothing_new():
-    policy = make_policy(decode=2)
-    policy.handle(EngineDraining("decode-0"), 0.0)
-    assert {arrive(policy, name)[0].decode for name in "abc"} == {"decode-1"}
+    policy = ready(make_policy(), "p", "d0", "d1")
+    policy.handle(EngineDraining("d0"), 0.0)
+    fetch(policy, load("d0"))  # a late report does not open it again
+    assert {starts(arrive(policy, name))[name].decode for name in "abc"} == {"d1"}
+
+
+def test_what_a_draining_engine_has_not_been_told_of_goes_elsewhere_in_its_old_place():
+    policy = make_policy()
+    join(policy, "p"), join(policy, "d0"), join(policy, "d1")
+    fetch(policy, load("d0"))
+    for name in "abc":
+        arrive(policy, name)  # assigned to d0, and waiting for a prefill engine
+    policy.handle(EngineDraining("d0"), 1.0)
+    fetch(policy, load("d1"))
+    started = starts(fetch(policy, load("p")))
+    assert list(started) == ["a", "b", "c"] and {start.decode for start in started.values()} == {"d1"}
+    check_integrity(policy)
 
 
 def test_lost_decode_engine_fails_its_requests_and_tells_the_prefill_side():
-    policy = make_policy(decode=1)
+    policy = ready(make_policy(), "p", "d")
     arrive(policy, "a")
-    actions = policy.handle(EngineLeft("decode-0"), 1.0)
-    assert CancelOn(("a", 0), "prefill-0") in actions
-    assert any(isinstance(action, Fail) and action.code is ErrorCode.ENGINE_LOST for action in actions)
+    actions = policy.handle(EngineLeft("d"), 1.0)
+    assert actions == [CancelOn(("a", 0), "p"), Fail(("a", 0), ErrorCode.ENGINE_LOST, "engine d is gone")]
     assert policy.num_running == 0
 
 
 def test_lost_prefill_engine_spares_requests_that_it_has_handed_on():
-    policy = make_policy(decode=1)
+    policy = ready(make_policy(), "p", "d")
     arrive(policy, "a"), arrive(policy, "b")
     policy.handle(PrefillEnded(("a", 0)), 1.0)
-    actions = policy.handle(EngineLeft("prefill-0"), 2.0)
-    assert [action.key[0] for action in actions if isinstance(action, Fail)] == ["b"]
+    assert list(fails(policy.handle(EngineLeft("p"), 2.0))) == ["b"]
     assert policy.num_running == 1
 
 
-def test_failed_request_is_cancelled_on_the_other_engine_only():
-    policy = make_policy(decode=1)
+def test_waiting_requests_of_a_lost_prefill_engine_go_before_later_ones():
+    policy = make_policy(beta=200)
+    join(policy, "p0"), join(policy, "p1"), join(policy, "d")
+    fetch(policy, load("p0"))
+    for name in "abc":
+        arrive(policy, name, 150)  # a and b on p0, c over beta
+    assert [request.key[0] for request in policy.prefill.queue.values()] == ["c"]
+    policy.handle(EngineLeft("p0"), 1.0)
+    assert [request.key[0] for request in policy.prefill.queue.values()] == ["a", "b", "c"]
+    fetch(policy, load("d")), fetch(policy, load("p1"))
+    assert [request.key[0] for request in policy.prefill.queue.values()] == ["c"]
+
+
+def test_requests_wait_for_a_whole_role_to_come_back():
+    policy = ready(make_policy(), "p")
+    join(policy, "d")
     arrive(policy, "a")
-    actions = policy.handle(RequestErred(("a", 0), "prefill-0", ErrorCode.TRANSFER_FAILED, "x"), 1.0)
-    assert actions == [CancelOn(("a", 0), "decode-0"), Fail(("a", 0), ErrorCode.TRANSFER_FAILED, "x")]
+    policy.handle(EngineLeft("d"), 1.0)
+    assert policy.num_waiting == 1
+    assert fails(arrive(policy, "b"))["b"].code is ErrorCode.NO_ENGINES
+    join(policy, "d.2", node="d")
+    assert starts(fetch(policy, load("d.2")))["a"].decode == "d.2"
+    check_integrity(policy)
 
 
-def test_cancelled_while_waiting_frees_the_place():
-    policy = Policy(PolicyConfig("pe_only", 10, 1))
-    policy.handle(EngineJoined("p", Role.PREFILL, "n0", 64, 0), 0.0)
-    policy.handle(EngineJoined("d", Role.DECODE, "n1", 64, 4096), 0.0)
+def test_failed_request_is_cancelled_on_the_other_engine_only():
+    policy = ready(make_policy(), "p", "d")
+    arrive(policy, "a")
+    actions = policy.handle(RequestErred(("a", 0), "p", ErrorCode.TRANSFER_FAILED, "x"), 1.0)
+    assert actions == [CancelOn(("a", 0), "d"), Fail(("a", 0), ErrorCode.TRANSFER_FAILED, "x")]
+
+
+def test_cancelled_in_every_state():
+    """Waiting: nobody is told. Started: both engines, but not one that has ended its part."""
+    policy = make_policy(max_waiting=1)
+    join(policy, "p"), join(policy, "d")
     arrive(policy, "a")
     assert policy.handle(RequestCancelled(("a", 0)), 1.0) == []
     assert arrive(policy, "b") == [] and policy.num_waiting == 1
+    fetch(policy, load("p"))
+    assert policy.handle(RequestCancelled(("b", 0)), 1.0) == []  # it had a prefill engine, which did not know it
+    fetch(policy, load("d"))
+    for name, ended, told in (("c", [], ["p", "d"]), ("d", [PrefillEnded, KvHandedOver], ["d"])):
+        assert starts(arrive(policy, name))
+        for kind in ended:
+            policy.handle(kind((name, 0)), 1.0)
+        cancels = policy.handle(RequestCancelled((name, 0)), 1.0)
+        assert cancels == [CancelOn((name, 0), engine) for engine in told]
+        assert policy.handle(RequestCancelled((name, 0)), 1.0) == []
+    check_integrity(policy)
+    assert not policy.requests
 
 
-def test_read_sides():
-    assert choose_read_path("pe_only", 9, 0, 9, 0, 1) is ReadPath.PE
-    assert choose_read_path("de_only", 0, 9, 0, 9, 0) is ReadPath.DE
-    assert [choose_read_path("round_robin", 0, 0, 0, 0, turn) for turn in (0, 1)] == [ReadPath.PE, ReadPath.DE]
-    assert choose_read_path("shorter_queue", 10, 5, 0, 100, 0) is ReadPath.DE
-    assert choose_read_path("shorter_queue", 5, 5, 100, 50, 0) is ReadPath.DE  # a tie goes to who has read less
-
-
-def test_shorter_queue_counts_what_it_has_assigned_since_the_report():
-    policy = make_policy(decode=1)
-    paths = [arrive(policy, str(index), tokens=128, hit=64)[0].read_path for index in range(4)]
-    assert paths.count(ReadPath.PE) == paths.count(ReadPath.DE) == 2
-
-
-EVENTS = st.one_of(
-    st.builds(RequestArrived, st.tuples(st.sampled_from("abcdef"), st.integers(0, 2)), st.integers(1, 500),
-              st.just(0), st.integers(1, 8)),
-    st.builds(Fetched, st.sampled_from(["p0", "p1", "d0", "d1"]), st.integers(0, 3), st.integers(0, 900),
-              st.integers(0, 99), st.integers(0, 2000)),
-    *[st.builds(kind, st.tuples(st.sampled_from("abcdef"), st.integers(0, 2)))
-      for kind in (PrefillEnded, KvHandedOver, RequestEnded, RequestCancelled)],
-    st.builds(EngineLeft, st.sampled_from(["p0", "p1", "d0", "d1"])),
-    st.sampled_from([EngineJoined("p0", Role.PREFILL, "n0", 16, 0), EngineJoined("d0", Role.DECODE, "n1", 16, 2000),
-                     EngineJoined("d1", Role.DECODE, "n2", 16, 2000)]),
-)  # fmt: skip
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(EVENTS, max_size=60))
-def test_any_history_starts_each_request_at_most_once_and_replays_alike(events):
-    """No start after an end, no start on an engine that is not there; the same events give the same actions."""
-    runs = []
-    for _ in range(2):
-        policy = Policy(PolicyConfig("shorter_queue", 800, 20))
-        live, engines, log = set(), set(), []
-        for now, event in enumerate(events):
-            if isinstance(event, RequestArrived) and event.key in live:
-                continue  # the service never repeats a key
-            if isinstance(event, EngineJoined):
-                if event.engine in engines:
-                    continue
-                engines.add(event.engine)
-            if isinstance(event, RequestArrived):
-                live.add(event.key)
-            actions = policy.handle(event, float(now))
-            if isinstance(event, EngineLeft):
-                engines.discard(event.engine)
-            if isinstance(event, RequestEnded | RequestCancelled):
-                live.discard(event.key)
-            started = [action.key for action in actions if isinstance(action, Start)]
-            assert len(set(started)) == len(started)
-            for action in actions:
-                if isinstance(action, Start):
-                    assert action.key in live and {action.prefill, action.decode} <= engines
-                if isinstance(action, Fail):
-                    live.discard(action.key)
-            log.append(actions)
-        runs.append(log)
-    assert runs[0] == runs[1]
+def test_a_cancelled_head_lets_the_next_one_pass():
+    policy = ready(make_policy(), "p", "d", buffer=4)
+    arrive(policy, "a", 200)
+    assert arrive(policy, "b", 256) == arrive(policy, "c", 64) == []
+    policy.handle(KvHandedOver(("a", 0)), 1.0)  # b
+    assert list(starts(policy.handle(RequestCancelled(("b", 0)), 1.0))) == ["c"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TextIO
 
 from common.clock import monotonic
 from common.config import Config
-from common.errors import DualPathError, ErrorCode
+from common.errors import ConfigError, DualPathError, ErrorCode
 from common.messages import (
     Accepted,
     Assign,
@@ -33,7 +34,7 @@ from common.messages import (
 )
 from common.rpc import Link, Peer
 from common.service import Service
-from common.types import ReadPath, Request, RequestKey, Role
+from common.types import Request, RequestKey, Role, hit_block_limit
 from services.scheduler.lookup import Lookup
 from services.scheduler.members import Members
 from services.scheduler.policy import (
@@ -46,6 +47,7 @@ from services.scheduler.policy import (
     Fail,
     Fetched,
     KvHandedOver,
+    Load,
     Policy,
     PolicyConfig,
     PrefillEnded,
@@ -55,6 +57,7 @@ from services.scheduler.policy import (
     RequestErred,
     Start,
 )
+from services.scheduler.policy.record import Recorder, Step
 
 ENGINES = (Role.PREFILL, Role.DECODE)
 
@@ -75,9 +78,17 @@ class Scheduler(Service):
     def __init__(self, config: Config, name: str) -> None:
         super().__init__(config, name)
         self.registry = Members()
+        scheduler = config.scheduler
         self.policy = Policy(
-            PolicyConfig(config.scheduler.read_side, config.scheduler.beta, config.scheduler.max_waiting)
+            PolicyConfig(
+                scheduler.read_side,
+                scheduler.alpha,
+                scheduler.beta,
+                scheduler.max_waiting,
+                config.model.block_size,
+            )
         )
+        self._recorder: Recorder | None = None
         self._live: dict[RequestKey, _Live] = {}
         self._lookup = Lookup(self._gateway, config.model.block_size, config.timeouts, monotonic)
         self._waiting = self.metrics.gauge("requests_waiting", "Requests not yet assigned to both engines")
@@ -89,6 +100,9 @@ class Scheduler(Service):
         return self.config.scheduler.control
 
     async def open(self) -> None:
+        path = self.config.scheduler.record
+        if path:
+            self._recorder = Recorder(_create(path), self.policy.config)
         on = self.node.on
         on(Register, self._on_register)
         on(Heartbeat, self._on_heartbeat)
@@ -124,7 +138,12 @@ class Scheduler(Service):
         if capacity is None:
             raise DualPathError(ErrorCode.BAD_REQUEST, f"engine {member.name} registers without a capacity")
         return EngineJoined(
-            member.incarnation, member.role, member.node, capacity.buffer_blocks, capacity.device_tokens
+            member.incarnation,
+            member.role,
+            member.node,
+            member.group,
+            capacity.buffer_blocks,
+            capacity.device_tokens,
         )
 
     def _on_heartbeat(self, msg: Heartbeat, peer: Peer) -> Done:
@@ -180,9 +199,7 @@ class Scheduler(Service):
             self.log.debug("not delivered", member=member.name, type=type(msg).__name__, error=str(error))
 
     def _on_status(self, msg: GetStatus, peer: Peer) -> Status:
-        members = [
-            MemberStatus(member, self.registry.counters(member.incarnation)) for member in self.registry.all()
-        ]
+        members = [MemberStatus(member, self.registry.counters(member.incarnation)) for member in self.registry.all()]
         return Status(members, self.policy.num_waiting, self.policy.num_running)
 
     def _gateway(self) -> Link | None:
@@ -216,10 +233,14 @@ class Scheduler(Service):
 
     async def _look_up(self, key: RequestKey, live: _Live) -> None:
         request = live.request
-        live.hit_blocks = await self._lookup.hit_blocks(request)
+        block_size = self.config.model.block_size
+        if request.hit_tokens is None:
+            live.hit_blocks = await self._lookup.hit_blocks(request)
+        else:
+            limit = hit_block_limit(request.num_tokens, block_size)
+            live.hit_blocks = min(max(request.hit_tokens, 0) // block_size, limit)
         if self._live.get(key) is not live:
             return  # cancelled meanwhile
-        block_size = self.config.model.block_size
         self._apply(
             RequestArrived(
                 key,
@@ -233,8 +254,11 @@ class Scheduler(Service):
         self._progress(RequestCancelled((msg.request_id, msg.attempt)))
 
     def _on_fetch(self, msg: Fetch, peer: Peer) -> None:
-        for load in msg.loads:
-            self._apply(Fetched(load.incarnation, load.seq, load.tok, load.read_q, load.free_device_tokens))
+        loads = (
+            Load(load.incarnation, load.seq, load.tok, load.read_q, load.read_rate, load.free_device_tokens)
+            for load in msg.loads
+        )
+        self._apply(Fetched(tuple(loads)))
 
     def _on_failed(self, msg: RequestFailed, peer: Peer) -> None:
         engine = getattr(peer, "identity", b"").decode()
@@ -250,7 +274,11 @@ class Scheduler(Service):
             self._live.pop(event.key, None)
 
     def _apply(self, event: Event) -> None:
-        for action in self.policy.handle(event, monotonic()):
+        now = monotonic()
+        actions = self.policy.handle(event, now)
+        if self._recorder is not None:
+            self._recorder.write(Step(now, event, actions))
+        for action in actions:
             self._execute(action)
         self._waiting.set(self.policy.num_waiting)
         self._running.set(self.policy.num_running)
@@ -262,7 +290,7 @@ class Scheduler(Service):
                 prefill, decode = self.registry.get(action.prefill), self.registry.get(action.decode)
                 assert prefill is not None and decode is not None, "the policy only knows members"
                 # the decode side first: its staging is what the prefill side waits for
-                pe_blocks = live.hit_blocks if action.read_path is ReadPath.PE else 0
+                pe_blocks = action.pe_tokens // self.config.model.block_size
                 waited_s = monotonic() - live.since
                 for member in (decode, prefill):
                     self._tell(
@@ -282,3 +310,15 @@ class Scheduler(Service):
     async def drain(self) -> None:
         while self._live:
             await asyncio.sleep(0.05)
+
+    async def shut(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+
+
+def _create(path: str) -> TextIO:
+    """A text file, written line by line. ConfigError if that is not possible."""
+    try:
+        return open(path, "w", buffering=1)
+    except OSError as error:
+        raise ConfigError(f"scheduler.record {path}: {error.strerror}") from None

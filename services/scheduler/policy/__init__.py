@@ -8,13 +8,16 @@ from services.scheduler.policy.events import (
     Event,
     Fetched,
     KvHandedOver,
+    Load,
     PrefillEnded,
     RequestArrived,
     RequestCancelled,
     RequestEnded,
     RequestErred,
 )
-from services.scheduler.policy.policy import Policy, PolicyConfig
+from services.scheduler.policy.integrity import check_integrity
+from services.scheduler.policy.policy import Policy
+from services.scheduler.policy.state import PolicyConfig, ReadSide
 
 __all__ = [
     "Action",
@@ -26,12 +29,15 @@ __all__ = [
     "Fail",
     "Fetched",
     "KvHandedOver",
+    "Load",
     "Policy",
     "PolicyConfig",
     "PrefillEnded",
+    "ReadSide",
     "RequestArrived",
     "RequestCancelled",
     "RequestEnded",
     "RequestErred",
     "Start",
+    "check_integrity",
 ]

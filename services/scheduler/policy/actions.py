@@ -10,12 +10,17 @@ from common.types import ReadPath, RequestKey
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Both engines are chosen, and the side that reads the hit blocks: the read starts now."""
+    """Both engines are chosen, and the side that reads the hit blocks: the read starts now.
+
+    pe_tokens: so many of the hit tokens, from the first one on, are read on the prefill side (whole blocks; PE path:
+    all, DE path: none), the others on the decode side.
+    """
 
     key: RequestKey
     prefill: str
     decode: str
     read_path: ReadPath
+    pe_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,20 @@ from common.types import RequestKey, Role
 
 @dataclass(frozen=True, slots=True)
 class EngineJoined:
-    """A new engine. node names the machine whose storage NIC it shares; capacities as in common.messages.Capacity."""
+    """A new engine. node names the machine whose storage NIC it shares, group the engines of its role that are
+    scheduled together; capacities as in common.messages.Capacity."""
 
     engine: str
     role: Role
     node: str
+    group: str
     buffer_blocks: int
     device_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class EngineDraining:
-    """Finishes what it has, takes nothing new."""
+    """Finishes what it has been told to do, takes nothing new."""
 
     engine: str
 
@@ -34,14 +36,28 @@ class EngineLeft:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
-    """An engine is ready for work and reports its load (spec §7). Holds until the next report."""
+class Load:
+    """One engine's report (spec §7), holding until its next one.
+
+    seq, tok: requests assigned and unfinished, and their total tokens. read_q: hit tokens of its own requests that its
+    side is still to read; a node's read queue is the sum over its engines. read_rate: tokens a second that its node
+    reads while it has any to read; 0: not known yet. free_device_tokens: device memory not taken (decode engines).
+    """
 
     engine: str
     seq: int
     tok: int
     read_q: int
+    read_rate: float
     free_device_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A group's leader asks for work, for those of its engines that have something new to report. The fetch stays open:
+    what arrives later is assigned at once, until the engines are full."""
+
+    loads: tuple[Load, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,23 @@
-"""The scheduler's decisions as a state machine over events (spec §7, in a simple form).
+"""The scheduler's decisions as a state machine over events (spec §7).
 
-A request enters both sides' queues on arrival. Each side is served FIFO when one of its engines has fetched; the second
-of the two assignments picks the read side and starts the request.
+A request enters both sides' queues on arrival. The second of its two assignments picks the read side and starts it.
 
     waiting --PE and DE chosen--> started --KvHandedOver--> handed over --RequestEnded--> gone
        any state --cancelled | erred | engine lost--> gone, and its other engine is told
+
+Engines learn of a request when it starts. If one goes before that, the request merely waits again, in its old place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from itertools import count
+from typing import Any
 
 from common.errors import ErrorCode
-from common.types import ReadPath, RequestKey, Role
+from common.types import RequestKey, Role
 from services.scheduler.policy.actions import Action, CancelOn, Fail, Start
+from services.scheduler.policy.decode_side import DecodeSide
 from services.scheduler.policy.events import (
     EngineDraining,
     EngineJoined,
@@ -28,237 +31,208 @@ from services.scheduler.policy.events import (
     RequestEnded,
     RequestErred,
 )
-from services.scheduler.policy.read_path import ReadSide, choose_read_path
+from services.scheduler.policy.prefill_side import PrefillSide
+from services.scheduler.policy.read_side import choose_read
+from services.scheduler.policy.state import DecodeEngine, Engine, Node, PolicyConfig, Request
+
+Actions = list[Action]
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyConfig:
-    """beta: an engine with more unfinished tokens than this gets nothing. max_waiting: bound of the waiting queue."""
-
-    read_side: ReadSide
-    beta: int
-    max_waiting: int
-
-
-@dataclass(slots=True)
-class _Engine:
-    role: Role
-    node: str
-    buffer_blocks: int
-    device_tokens: int
-    seq: int = 0
-    tok: int = 0
-    fetched: bool = False
-    draining: bool = False
-
-    def takes(self, role: Role) -> bool:
-        """It is of this role and has asked for work."""
-        return self.role is role and self.fetched and not self.draining
-
-
-@dataclass(slots=True)
-class _Node:
-    """A machine's storage side: hit tokens waiting to be read there, and ever assigned to it."""
-
-    read_q: int = 0
-    read_total: int = 0
-
-
-@dataclass(slots=True)
-class _Request:
-    num_tokens: int
-    hit_tokens: int
-    num_blocks: int
-    prefill: str | None = None
-    decode: str | None = None
-    read_path: ReadPath | None = None
-    prefill_ended: bool = False
-    handed_over: bool = False
-
-    @property
-    def started(self) -> bool:
-        return self.read_path is not None
-
-
-@dataclass(slots=True)
 class Policy:
     """All scheduling state. handle() is the only way in; it neither waits nor reads a clock."""
 
-    config: PolicyConfig
-    _engines: dict[str, _Engine] = field(default_factory=dict)
-    _nodes: dict[str, _Node] = field(default_factory=dict)
-    _requests: dict[RequestKey, _Request] = field(default_factory=dict)
-    _assigned: int = 0
+    def __init__(self, config: PolicyConfig) -> None:
+        self.config = config
+        self._turns = count()
+        self._arrivals = count()
+        self.prefill = PrefillSide(config, self._turns)
+        self.decode = DecodeSide(self._turns)
+        self.engines: dict[str, Engine] = {}
+        self.nodes: dict[str, Node] = {}
+        self.requests: dict[RequestKey, Request] = {}
+        self.num_waiting = 0
+        self._num_started = 0
+        self._handlers: dict[type[Any], Callable[[Any, Actions], None]] = {
+            EngineJoined: self._join,
+            EngineDraining: self._drain,
+            EngineLeft: self._leave,
+            Fetched: self._fetched,
+            RequestArrived: self._arrive,
+            PrefillEnded: self._prefill_ended,
+            KvHandedOver: self._handed_over,
+            RequestEnded: self._ended,
+            RequestErred: self._err,
+            RequestCancelled: self._cancel,
+        }
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """The actions that follow from one event, in order. now: seconds on any monotonic scale."""
-        match event:
-            case EngineJoined():
-                self._engines[event.engine] = _Engine(event.role, event.node, event.buffer_blocks, event.device_tokens)
-                self._nodes.setdefault(event.node, _Node())
-            case EngineDraining():
-                if event.engine in self._engines:
-                    self._engines[event.engine].draining = True
-            case EngineLeft():
-                return [*self._lose(event.engine), *self._assign()]
-            case Fetched():
-                self._report(event)
-            case RequestArrived():
-                return [*self._arrive(event), *self._assign()]
-            case PrefillEnded():
-                if event.key in self._requests:
-                    self._requests[event.key].prefill_ended = True
-            case KvHandedOver():
-                if event.key in self._requests:
-                    self._requests[event.key].handed_over = True
-            case RequestEnded():
-                self._requests.pop(event.key, None)
-            case RequestErred():
-                return [*self._err(event), *self._assign()]
-            case RequestCancelled():
-                return [*self._drop(event.key, None), *self._assign()]
-        return list(self._assign())
-
-    @property
-    def num_waiting(self) -> int:
-        return sum(not request.started for request in self._requests.values())
+        actions: Actions = []
+        self._handlers[type(event)](event, actions)
+        if self.prefill.retry and self.prefill.queue:
+            for request in self.prefill.assign():
+                if request.decode is not None:
+                    self._start(request, actions)
+        if self.decode.retry:
+            for request in self.decode.assign():
+                if request.prefill is not None:
+                    self._start(request, actions)
+        return actions
 
     @property
     def num_running(self) -> int:
-        return sum(request.started for request in self._requests.values())
+        return len(self.requests) - self.num_waiting
 
-    # -- events --
+    # -- engines --
 
-    def _report(self, event: Fetched) -> None:
-        engine = self._engines.get(event.engine)
+    def _join(self, event: EngineJoined, actions: Actions) -> None:
+        if event.engine in self.engines:
+            return  # repeated
+        node = self.nodes.setdefault(event.node, Node(event.node))
+        common = (event.engine, event.role, node, event.buffer_blocks, next(self._turns), event.buffer_blocks)
+        engine: Engine
+        if event.role is Role.PREFILL:
+            engine = Engine(*common)
+            self.prefill.join(engine)
+        else:
+            group = self.decode.group(event.group)
+            engine = DecodeEngine(*common, device_tokens=event.device_tokens, group=group)
+            self.decode.join(engine)
+        node.engines.append(engine)
+        self.engines[event.engine] = engine
+
+    def _fetched(self, event: Fetched, actions: Actions) -> None:
+        for load in event.loads:
+            engine = self.engines.get(load.engine)
+            if engine is None:
+                continue
+            engine.node.read_rate = load.read_rate or engine.node.read_rate
+            self.prefill.count_read(engine, load.read_q - engine.read_q)
+            if isinstance(engine, DecodeEngine):
+                self.decode.report(engine, load)
+            else:
+                self.prefill.report(engine, load)
+
+    def _drain(self, event: EngineDraining, actions: Actions) -> None:
+        engine = self.engines.get(event.engine)
         if engine is not None:
-            engine.seq, engine.tok, engine.fetched = event.seq, event.tok, True
-            engine.device_tokens = event.free_device_tokens
-            self._nodes[engine.node].read_q = event.read_q
+            self._close(engine, actions)
 
-    def _arrive(self, event: RequestArrived) -> Iterator[Action]:
-        for role in (Role.PREFILL, Role.DECODE):
-            if not any(engine.role is role and not engine.draining for engine in self._engines.values()):
-                yield Fail(event.key, ErrorCode.NO_ENGINES, f"no live {role.value} engine")
+    def _leave(self, event: EngineLeft, actions: Actions) -> None:
+        engine = self.engines.pop(event.engine, None)
+        if engine is None:
+            return
+        self.prefill.count_read(engine, -engine.read_q)
+        engine.node.engines.remove(engine)
+        if not engine.node.engines:
+            del self.nodes[engine.node.name]
+        self._close(engine, actions)
+        if isinstance(engine, DecodeEngine):
+            self.decode.leave(engine)
+        for request in list(engine.requests.values()):
+            self._fail(request, ErrorCode.ENGINE_LOST, f"engine {engine.name} is gone", engine.name, actions)
+
+    def _close(self, engine: Engine, actions: Actions) -> None:
+        """No more work for this engine. What waited for it waits again, unless nobody is left who could hold it."""
+        side: PrefillSide | DecodeSide
+        if isinstance(engine, DecodeEngine):
+            side = self.decode
+            side.close(engine)
+        else:
+            side = self.prefill
+            side.close(engine)
+        if side.engines:  # else one may come back
+            for request in [request for request in side.waiting if not side.can_hold(request)]:
+                self._fail(request, ErrorCode.NO_ENGINES, _too_long(request, engine.role), "", actions)
+
+    # -- requests --
+
+    def _arrive(self, event: RequestArrived, actions: Actions) -> None:
+        if event.key in self.requests:
+            return  # repeated
+        request = Request(event.key, event.num_tokens, event.hit_tokens, event.num_blocks, next(self._arrivals))
+        for role, engines, can_hold in (
+            (Role.PREFILL, self.prefill.engines, self.prefill.can_hold),
+            (Role.DECODE, self.decode.engines, self.decode.can_hold),
+        ):
+            if not engines or not can_hold(request):
+                detail = _too_long(request, role) if engines else f"no live {role.value} engine"
+                actions.append(Fail(event.key, ErrorCode.NO_ENGINES, detail))
                 return
         if self.num_waiting >= self.config.max_waiting:
-            yield Fail(event.key, ErrorCode.OVERLOADED, f"{self.config.max_waiting} requests are waiting already")
+            detail = f"{self.config.max_waiting} requests are waiting already"
+            actions.append(Fail(event.key, ErrorCode.OVERLOADED, detail))
             return
-        self._requests[event.key] = _Request(event.num_tokens, event.hit_tokens, event.num_blocks)
+        self.requests[event.key] = request
+        self.num_waiting += 1
+        self.prefill.enqueue(request)
+        self.decode.enqueue(request)
 
-    def _err(self, event: RequestErred) -> Iterator[Action]:
-        if event.key in self._requests:
-            yield from self._drop(event.key, event.engine)
-            yield Fail(event.key, event.code, event.detail)
+    def _start(self, request: Request, actions: Actions) -> None:
+        pe, de = request.prefill, request.decode
+        assert pe is not None and de is not None
+        config = self.config
+        read = choose_read(config.read_side, request, pe, de, self._num_started, config.block_size)
+        self.prefill.reserve(request, read.pe_blocks)
+        self._to_read(pe, read.pe_tokens)
+        self._to_read(de, request.hit_tokens - read.pe_tokens)
+        request.read_path = read.path
+        self._num_started += 1
+        self.num_waiting -= 1
+        actions.append(Start(request.key, pe.name, de.name, read.path, read.pe_tokens))
 
-    def _lose(self, lost: str) -> Iterator[Action]:
-        if self._engines.pop(lost, None) is None:
-            return
-        for key, request in list(self._requests.items()):
-            if lost == request.decode or (lost == request.prefill and not request.prefill_ended):
-                if request.started:
-                    yield from self._drop(key, lost)
-                    yield Fail(key, ErrorCode.ENGINE_LOST, f"engine {lost} is gone")
-                elif lost == request.decode:
-                    request.decode = None
-                else:
-                    request.prefill = None
+    def _to_read(self, engine: Engine, tokens: int) -> None:
+        if tokens:
+            engine.read_total += tokens
+            engine.node.read_total += tokens
+            self.prefill.count_read(engine, tokens)
 
-    def _drop(self, key: RequestKey, already_told: str | None) -> Iterator[Action]:
-        request = self._requests.pop(key, None)
-        if request is None or not request.started:
-            return
-        for engine in (request.prefill, request.decode):
-            if engine is not None and engine != already_told and engine in self._engines:
-                yield CancelOn(key, engine)
+    def _prefill_ended(self, event: PrefillEnded, actions: Actions) -> None:
+        request = self.requests.get(event.key)
+        if request is not None and request.read_path is not None and not request.prefill_ended:
+            request.prefill_ended = True
+            self.prefill.release(request)
 
-    # -- assignment --
+    def _handed_over(self, event: KvHandedOver, actions: Actions) -> None:
+        request = self.requests.get(event.key)
+        if request is not None and request.read_path is not None and not request.handed_over:
+            self.decode.handed_over(request)
 
-    def _assign(self) -> Iterator[Action]:
-        waiting = [(key, request) for key, request in self._requests.items() if not request.started]
-        self._assign_prefill([request for _, request in waiting if request.prefill is None])
-        self._assign_decode([request for _, request in waiting if request.decode is None])
-        for key, request in waiting:
-            if request.prefill is not None and request.decode is not None:
-                yield self._start(key, request, request.prefill, request.decode)
+    def _ended(self, event: RequestEnded, actions: Actions) -> None:
+        request = self.requests.get(event.key)
+        if request is not None:
+            self._forget(request)
 
-    def _assign_prefill(self, queue: list[_Request]) -> None:
-        """Strictly FIFO; the engine with the fewest unfinished tokens among those under beta.
+    def _cancel(self, event: RequestCancelled, actions: Actions) -> None:
+        request = self.requests.get(event.key)
+        if request is not None:
+            self._cancel_on_engines(request, "", actions)
+            self._forget(request)
 
-        Where every read is on this side it also needs staging buffer; else the read goes to the other side if it lacks.
-        """
-        for request in queue:
-            candidates = [
-                (engine.tok, name)
-                for name, engine in self._engines.items()
-                if engine.takes(Role.PREFILL)
-                and engine.tok <= self.config.beta
-                and (self.config.read_side != "pe_only" or self._can_stage(name, request))
-            ]
-            if not candidates:
-                return
-            request.prefill = min(candidates)[1]
-            self._take(request.prefill, request)
+    def _err(self, event: RequestErred, actions: Actions) -> None:
+        request = self.requests.get(event.key)
+        if request is not None:
+            self._fail(request, event.code, event.detail, event.engine, actions)
 
-    def _assign_decode(self, queue: list[_Request]) -> None:
-        """FIFO; the engine with the fewest sequences among those with staging buffer and device memory for it.
+    def _fail(self, request: Request, code: ErrorCode, detail: str, engine: str, actions: Actions) -> None:
+        """engine: the one that knows already."""
+        self._cancel_on_engines(request, engine, actions)
+        self._forget(request)
+        actions.append(Fail(request.key, code, detail))
 
-        Between equals, the node that has been assigned the fewest reads: idle nodes take turns.
-        """
-        for request in queue:
-            candidates = [
-                (engine.seq, engine.tok, self._nodes[engine.node].read_total, name)
-                for name, engine in self._engines.items()
-                if engine.takes(Role.DECODE) and self._fits(name, request)
-            ]
-            if not candidates:
-                return
-            request.decode = min(candidates)[-1]
-            self._take(request.decode, request)
+    @staticmethod
+    def _cancel_on_engines(request: Request, knows: str, actions: Actions) -> None:
+        if request.read_path is not None:
+            for engine in (request.prefill, request.decode):
+                if engine is not None and engine.name != knows:
+                    actions.append(CancelOn(request.key, engine.name))
 
-    def _fits(self, name: str, request: _Request) -> bool:
-        """Free device memory = reported free minus prompts assigned but not handed over; likewise the buffer."""
-        engine = self._engines[name]
-        pending = [other for other in self._requests.values() if other.decode == name and not other.handed_over]
-        blocks = sum(other.num_blocks for other in pending)
-        tokens = sum(other.num_tokens for other in pending)
-        return (
-            blocks + request.num_blocks <= engine.buffer_blocks and tokens + request.num_tokens < engine.device_tokens
-        )
+    def _forget(self, request: Request) -> None:
+        del self.requests[request.key]
+        self.num_waiting -= request.read_path is None
+        self.prefill.release(request)
+        self.decode.release(request)
 
-    def _can_stage(self, name: str, request: _Request) -> bool:
-        """A prefill engine has staging buffer for one more request that is read on its side (spec §4)."""
-        blocks = sum(
-            other.num_blocks
-            for other in self._requests.values()
-            if other.prefill == name and other is not request and not other.prefill_ended and self._reads_pe(other)
-        )
-        return blocks + request.num_blocks <= self._engines[name].buffer_blocks
 
-    def _reads_pe(self, request: _Request) -> bool:
-        """It is, or will be, read on the prefill side."""
-        return self.config.read_side == "pe_only" or request.read_path is ReadPath.PE
-
-    def _take(self, name: str, request: _Request) -> None:
-        engine = self._engines[name]
-        engine.seq += 1
-        engine.tok += request.num_tokens
-
-    def _start(self, key: RequestKey, request: _Request, prefill: str, decode: str) -> Start:
-        pe_node, de_node = self._nodes[self._engines[prefill].node], self._nodes[self._engines[decode].node]
-        path = choose_read_path(
-            self.config.read_side,
-            pe_node.read_q,
-            de_node.read_q,
-            pe_node.read_total,
-            de_node.read_total,
-            self._assigned,
-        )
-        if path is ReadPath.PE and not self._can_stage(prefill, request):
-            path = ReadPath.DE
-        reader = pe_node if path is ReadPath.PE else de_node
-        reader.read_q += request.hit_tokens
-        reader.read_total += request.hit_tokens
-        request.read_path = path
-        self._assigned += 1
-        return Start(key, prefill, decode, path)
+def _too_long(request: Request, role: Role) -> str:
+    return f"no live {role.value} engine can hold a prompt of {request.num_tokens} tokens"

@@ -1,0 +1,204 @@
+"""Which decode engine a request goes to (spec §7): to a group at once, to an engine of it when memory allows.
+
+Phase 1 puts each request into the queue of the group with the least total tok_e, queued requests included. Phase 2
+serves a group's queue when its engines have room, strictly FIFO: a large request at the head is not overtaken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from services.scheduler.policy.events import Load
+from services.scheduler.policy.ranking import Ranking
+from services.scheduler.policy.state import ArrivalQueue, DecodeEngine, Group, Request, Turns
+
+#: An engine may get so many times an even share of the tokens before the number of its requests stops to decide.
+HIGH_TOKENS = 1.05
+
+
+class DecodeSide:
+    """Owns the decode side's queues, and its engines' counters. engines: those that do not drain."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.engines: dict[str, DecodeEngine] = {}
+        self.groups: dict[str, Group] = {}
+        self.queue = ArrivalQueue()  # requests that no open group could hold
+        self.ranking: Ranking[Group] = Ranking()  # groups with open engines, by total tok
+        self._turns = turns
+        self.retry: dict[Group, None] = {}  # the head of these groups' queues may find an engine now
+
+    # -- engines --
+
+    def group(self, name: str) -> Group:
+        """For an engine that joins it."""
+        group = self.groups.setdefault(name, Group(name, next(self._turns)))
+        group.members += 1
+        return group
+
+    def join(self, engine: DecodeEngine) -> None:
+        self.engines[engine.name] = engine
+
+    def report(self, engine: DecodeEngine, load: Load) -> None:
+        group, before = engine.group, engine.tok
+        engine.report(load.seq, load.tok)
+        engine.free_tokens = load.free_device_tokens - engine.pending_tokens
+        if engine.open:
+            group.tok += engine.tok - before
+            self._ranked(group)
+        elif engine.name in self.engines:
+            engine.open = True
+            group.engines.append(engine)
+            group.tok += engine.tok
+            self._ranked(group)
+            for request in list(self.queue.values()):
+                self.queue.remove(request)
+                self.enqueue(request)
+
+    def close(self, engine: DecodeEngine) -> None:
+        """It takes no more work: it drains or has left. Its group's queue is given out anew, and so are those of its
+        requests that have not started."""
+        self.engines.pop(engine.name, None)
+        group = engine.group
+        if engine.open:
+            engine.open = False
+            group.engines.remove(engine)
+            group.tok -= engine.tok
+            self._ranked(group)
+        waiting = [request for request in engine.requests.values() if request.read_path is None]
+        waiting += group.queue.values()
+        for request in waiting:
+            self.release(request)
+        for request in sorted(waiting, key=lambda request: request.arrival):
+            self.enqueue(request)
+
+    def leave(self, engine: DecodeEngine) -> None:
+        engine.group.members -= 1
+        if not engine.group.members:
+            del self.groups[engine.group.name]
+
+    def _ranked(self, group: Group) -> None:
+        """Its engines, their load or its queue have changed."""
+        if group.engines:
+            self.ranking.place(group, group.tok + group.queue.tokens, group.turn)
+            if group.queue:
+                self.retry[group] = None
+        else:
+            self.ranking.remove(group)
+
+    # -- requests --
+
+    @property
+    def waiting(self) -> Iterator[Request]:
+        yield from self.queue.values()
+        for group in self.groups.values():
+            yield from group.queue.values()
+
+    def can_hold(self, request: Request) -> bool:
+        """Some engine could take the request if it were idle."""
+        return _could_hold(self.engines.values(), request)
+
+    def enqueue(self, request: Request) -> None:
+        """Phase 1."""
+        group = self.ranking.least()
+        if group is not None and not _could_hold(group.engines, request):
+            group = self.ranking.least_of(lambda other: _could_hold(other.engines, request))
+        request.group = group
+        if group is None:
+            self.queue.add(request)
+            return
+        group.queue.add(request)
+        group.turn = next(self._turns)
+        self._ranked(group)
+
+    def handed_over(self, request: Request) -> None:
+        """Its KV has left the staging buffer for device memory, which the next report accounts for."""
+        engine = request.decode
+        assert engine is not None
+        request.handed_over = True
+        self._free(engine, request)
+
+    def _free(self, engine: DecodeEngine, request: Request) -> None:
+        engine.free_blocks += request.num_blocks
+        engine.pending_tokens -= request.num_tokens
+        engine.free_tokens += request.num_tokens
+        if engine.group.queue:
+            self.retry[engine.group] = None
+
+    def release(self, request: Request) -> None:
+        """It has ended here, well or badly, or leaves its queue."""
+        engine, group = request.decode, request.group
+        request.decode = request.group = None
+        if group is None:
+            self.queue.remove(request)
+            return
+        if engine is None:
+            group.queue.remove(request)
+        else:
+            engine.release(request)
+            if engine.open:
+                group.tok -= request.num_tokens
+            if not request.handed_over:
+                self._free(engine, request)
+        self._ranked(group)
+
+    def assign(self) -> Iterator[Request]:
+        """Each request as it gets its engine."""
+        while self.retry:
+            group, _ = self.retry.popitem()
+            if group.queue:
+                yield from self._serve(group)
+
+    def _serve(self, group: Group) -> Iterator[Request]:
+        """Phase 2."""
+        queue = group.queue
+        limit = high_token_threshold(group)
+        while queue:
+            request = queue.head
+            engine = choose_engine(group, request, limit)
+            if engine is None:
+                return
+            queue.remove(request)
+            request.decode = engine
+            engine.take(request)
+            engine.turn = next(self._turns)
+            engine.free_blocks -= request.num_blocks
+            engine.free_tokens -= request.num_tokens
+            engine.pending_tokens += request.num_tokens
+            group.tok += request.num_tokens  # from the queue: the group's rank is as before
+            yield request
+
+
+def _could_hold(engines: Iterable[DecodeEngine], request: Request) -> bool:
+    for engine in engines:
+        if request.num_blocks <= engine.buffer_blocks and request.num_tokens < engine.device_tokens:
+            return True
+    return False
+
+
+def high_token_threshold(group: Group) -> float:
+    """Z = 1.05 * (sum tokens(R) + sum tok_e) / |G|, where R are the first requests of the queue that fit the sum of its
+    engines' free device memory."""
+    free = 0
+    for engine in group.engines:
+        if engine.free_tokens > 0:
+            free += engine.free_tokens
+    fitting = 0
+    for request in group.queue.values():
+        if fitting + request.num_tokens > free:
+            break
+        fitting += request.num_tokens
+    return HIGH_TOKENS * (fitting + group.tok) / len(group.engines)
+
+
+def choose_engine(group: Group, request: Request, limit: float) -> DecodeEngine | None:
+    """Of the engines with room for the request, those that stay within the limit of tokens come first, by least seq;
+    then the others, by least tok."""
+    chosen, least = None, (2, 0, 0, 0)
+    blocks, tokens = request.num_blocks, request.num_tokens
+    for engine in group.engines:
+        if blocks <= engine.free_blocks and tokens < engine.free_tokens:
+            tok = engine.tok
+            rank = (0, engine.seq, tok, engine.turn) if tok + tokens <= limit else (1, tok, engine.turn, 0)
+            if rank < least:
+                chosen, least = engine, rank
+    return chosen

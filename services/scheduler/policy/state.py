@@ -1,0 +1,158 @@
+"""What the policy knows: nodes, engines, groups and requests, and what each request holds."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Literal
+
+from common.types import ReadPath, RequestKey, Role
+
+Turns = Iterator[int]
+"""Numbers that only grow, one for each choice."""
+
+ReadSide = Literal["pe_only", "de_only", "round_robin", "shorter_queue", "split"]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """Constants of spec §7, in tokens.
+
+    alpha: a node whose read queue is longer is a second choice for prefill. beta: an engine with more unfinished tokens
+    gets no prefill. max_waiting: bound of the waiting queue, in requests. block_size: a split read is cut at a block.
+    """
+
+    read_side: ReadSide
+    alpha: int
+    beta: int
+    max_waiting: int
+    block_size: int
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A machine's storage side. read_q: hit tokens to be read there (its engines' sum); read_total: ever assigned.
+    read_rate: tokens a second, as last reported."""
+
+    name: str
+    engines: list[Engine] = field(default_factory=list)
+    read_q: int = 0
+    read_total: int = 0
+    read_rate: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """A prefill engine, or what a decode engine has in common with it.
+
+    assigned_seq, assigned_tok: requests given to it that have not ended on it, and their prompts' tokens.
+    seq, tok: what it last reported of these (with the tokens that it has generated), or at least what is assigned: it
+    may not have heard of that yet. Until its next report both follow what is assigned and what ends.
+    read_q: hit tokens of its requests that its side is still to read, by its last report and what has been assigned
+    since; read_total: ever assigned. free_blocks: staging buffer not reserved. turn: when it was last chosen.
+    """
+
+    name: str
+    role: Role
+    node: Node
+    buffer_blocks: int
+    turn: int
+    free_blocks: int
+    seq: int = 0
+    tok: int = 0
+    assigned_seq: int = 0
+    assigned_tok: int = 0
+    read_q: int = 0
+    read_total: int = 0
+    open: bool = False  # it has fetched, and does not drain
+    requests: dict[RequestKey, Request] = field(default_factory=dict)
+
+    def report(self, seq: int, tok: int) -> None:
+        self.seq = max(seq, self.assigned_seq)
+        self.tok = max(tok, self.assigned_tok)
+
+    def take(self, request: Request) -> None:
+        self.requests[request.key] = request
+        self.assigned_seq += 1
+        self.assigned_tok += request.num_tokens
+        self.seq += 1
+        self.tok += request.num_tokens
+
+    def release(self, request: Request) -> None:
+        del self.requests[request.key]
+        self.assigned_seq -= 1
+        self.assigned_tok -= request.num_tokens
+        self.seq -= 1
+        self.tok -= request.num_tokens
+
+
+@dataclass(slots=True, eq=False)
+class DecodeEngine(Engine):
+    """device_tokens: all of its device memory. pending_tokens: prompts assigned to it and not handed over. free_tokens:
+    device memory that it last reported as free, less those prompts (spec §7)."""
+
+    device_tokens: int = 0
+    pending_tokens: int = 0
+    free_tokens: int = 0
+    group: Group = field(kw_only=True)
+
+
+class ArrivalQueue(OrderedDict[int, "Request"]):
+    """Requests by their place in the order of arrival, in that order whenever they come. tokens: their prompts' sum."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = 0
+
+    def add(self, request: Request) -> None:
+        """Takes its old place if it comes back: O(those that have arrived since)."""
+        late = list(takewhile(lambda arrival: arrival > request.arrival, reversed(self)))
+        self[request.arrival] = request
+        self.tokens += request.num_tokens
+        for arrival in reversed(late):
+            self.move_to_end(arrival)
+
+    def remove(self, request: Request) -> None:
+        del self[request.arrival]
+        self.tokens -= request.num_tokens
+
+    @property
+    def head(self) -> Request:
+        return next(iter(self.values()))
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Decode engines that are scheduled together. members: how many have joined; engines: those that are open; tok:
+    their sum. queue: requests that wait for one of them."""
+
+    name: str
+    turn: int
+    members: int = 0
+    engines: list[DecodeEngine] = field(default_factory=list)
+    tok: int = 0
+    queue: ArrivalQueue = field(default_factory=ArrivalQueue)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """arrival: its place in the order of arrival. prefill: its engine, from assignment until its part there has ended.
+    group: the decode group in whose queue, or on whose engine, it is. pe_blocks: staging buffer that it has reserved on
+    its prefill engine. read_path: set once it has started."""
+
+    key: RequestKey
+    num_tokens: int
+    hit_tokens: int
+    num_blocks: int
+    arrival: int
+    prefill: Engine | None = None
+    decode: DecodeEngine | None = None
+    group: Group | None = None
+    read_path: ReadPath | None = None
+    pe_blocks: int = 0
+    prefill_ended: bool = False
+    handed_over: bool = False
