@@ -184,6 +184,34 @@ def test_a_region_withdrawn_in_mid_frame_gets_no_byte_more(loop: str) -> None:
     run(loop, scenario())
 
 
+@each_loop
+def test_a_frame_of_many_short_runs_is_written_whole_or_not_at_all(loop: str) -> None:
+    """Withdrawn in mid-frame, cut off in mid-frame, or damaged: not a byte of it. Then the same frame in good order."""
+    runs, payload = [(index * 90, 50) for index in range(100)], noise(5000).tobytes()
+
+    async def scenario() -> None:
+        async with end("tcp") as peer:
+            region, memory = peer.region(9000)
+            data = frame(region, runs, payload)
+            assert await exchange(region, data[:-10]) == b""
+            assert ACK.unpack(await exchange(region, data[:-1] + bytes([data[-1] ^ 1]))) == (5, Status.CHECKSUM)
+            host, _, port = region.address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(data[:-1000])
+            await asyncio.sleep(0.02)
+            await peer.transport.deregister(region)
+            writer.write(data[-1000:])
+            assert ACK.unpack(await reader.readexactly(ACK.size)) == (5, Status.UNKNOWN_REGION)
+            writer.close()
+            assert not any(memory.view)
+            again = peer.transport.register(memory)
+            assert ACK.unpack(await exchange(again, frame(again, runs, payload))) == (5, Status.OK)
+            rows = np.frombuffer(bytes(memory.view), np.uint8).reshape(100, 90)
+            assert rows[:, :50].tobytes() == payload and not rows[:, 50:].any()
+
+    run(loop, scenario())
+
+
 @settings(max_examples=60, deadline=None)
 @given(at=st.integers(0, HEADER_BYTES + 16 - 1), bit=st.integers(0, 7), cut=st.integers(0, 300))
 def test_no_flipped_bit_or_cut_reaches_memory_outside_the_runs(at: int, bit: int, cut: int) -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from common.transport.base import cut_runs, inside
+from common.transport.copying import MIN_RECORDS
 from common.transport.memory import REGION_KEY_BYTES
 from common.wire import PROTOCOL_VERSION
 
@@ -27,7 +28,7 @@ MAGIC = b"DPTW"
 MAX_PAYLOAD_BYTES = 1 << 20
 MAX_RUNS = 2048
 RUN_BYTES = 16
-#: Where a frame's runs are shorter than this on average, its bytes are gathered before they are sent, and scattered
+#: Where a frame has many runs, shorter than this on average, its bytes are gathered before they are sent, and scattered
 #: when all of them have been received: cheaper than a place of its own for each in the vectored calls.
 SHORT_RUN_BYTES = 4 << 10
 
@@ -92,7 +93,7 @@ class Header:
 
 def has_short_runs(num_runs: int, num_bytes: int) -> bool:
     """Whether the bytes of a frame travel through a Scratch."""
-    return num_bytes < num_runs * SHORT_RUN_BYTES
+    return num_runs >= MIN_RECORDS and num_bytes < num_runs * SHORT_RUN_BYTES
 
 
 class Scratch:
