@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import io
 import os
 import secrets
 import stat
@@ -23,7 +24,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import aiofiles
 import xxhash
 
 from common.log import get_logger
@@ -106,16 +106,7 @@ class DirectoryStore:
 
     async def _read_block(self, key: bytes, into: memoryview) -> bool:
         try:
-            # a buffer of just the header's size: the payload goes from the file straight into its place
-            async with aiofiles.open(
-                self._path(key), "rb", buffering=HEADER_BYTES, opener=self._open_block, executor=self._bulk
-            ) as file:
-                header = parse_header(await file.read(HEADER_BYTES))
-                header.expect(replace(self._header, key=key))
-                if await file.readinto(into) != into.nbytes:
-                    raise BadBlock("short", "the file ends inside the payload")
-            if self._verify and await self._in_bulk(xxhash.xxh3_64_intdigest, into) != header.checksum:
-                raise BadBlock("checksum", "the payload's checksum does not fit")
+            await self._in_bulk(self._load, key, into)
         except FileNotFoundError:
             return False
         except BadBlock as bad:
@@ -129,14 +120,23 @@ class DirectoryStore:
             return False
         return True
 
+    def _load(self, key: bytes, into: memoryview) -> None:
+        """In one go: a hop between threads costs more than a block. BadBlock, OSError."""
+        # a buffer of just the header's size: the payload goes from the file straight into its place
+        with io.BufferedReader(io.FileIO(self._path(key), opener=self._open_block), HEADER_BYTES) as file:
+            header = parse_header(file.read(HEADER_BYTES))
+            header.expect(replace(self._header, key=key))
+            if file.readinto(into) != into.nbytes:
+                raise BadBlock("short", "the file ends inside the payload")
+        if self._verify and xxhash.xxh3_64_intdigest(into) != header.checksum:
+            raise BadBlock("checksum", "the payload's checksum does not fit")
+
     async def _write_block(self, key: bytes, payload: memoryview, checksum: int) -> bool:
-        draft, path = f"{self._root}/{DRAFTS}/{secrets.token_hex(16)}", self._path(key)
+        draft = f"{self._root}/{DRAFTS}/{secrets.token_hex(16)}"
         header = pack_header(replace(self._header, key=key, checksum=checksum))
         try:
-            async with aiofiles.open(draft, "xb", opener=create_locked, executor=self._bulk) as file:
-                await file.write(header)
-                await file.write(payload)
-            await self._in_bulk(_publish, draft, path)
+            await self._in_bulk(_write_draft, draft, header, payload)
+            await self._in_bulk(_publish, draft, self._path(key))
         except OSError as error:
             self._failed_puts.labels(_name(error)).inc()
             self._log.warning("block not stored", key=key.hex(), error=str(error))
@@ -185,6 +185,12 @@ class DirectoryStore:
 
     async def _in_bulk(self, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._bulk, function, *args)
+
+
+def _write_draft(draft: str, header: bytes, payload: memoryview) -> None:
+    with open(draft, "xb", opener=create_locked) as file:
+        file.write(header)
+        file.write(payload)
 
 
 def _publish(draft: str, path: str) -> None:
