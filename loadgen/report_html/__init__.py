@@ -25,10 +25,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from common.errors import ConfigError
+
 
 def write_report(results: list[dict[str, Any]], out: Path) -> None:
-    """Write the page. ConfigError if there is no run in the results, or the file cannot be written."""
-    from common.errors import ConfigError
+    """Write the page. ConfigError if no result measured anything, or the file cannot be written."""
     from loadgen.report_html.page import render  # plots: nothing else needs matplotlib
 
     try:

@@ -6,17 +6,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadgen.report_html.runs import LATENCIES, PARTS, Run
-from loadgen.report_html.style import PART_COLORS, legend, look, number, panels, systems_of, title
+from loadgen.report_html.runs import LATENCIES, PARTS, Run, telling
+from loadgen.report_html.style import PART_COLORS, legend, look, name_panel, number, panels, systems_of
 
 _NAMES = {"ttft": "TTFT (s)", "ttst": "TTST (s)", "tpot": "TPOT (s)", "jct": "JCT of a trajectory (s)"}
+#: A panel with an objective ends at so many times of it, least and most: what is far beyond has failed.
+_SLO_SHOWN = (1.2, 3.0)
 
 
 def online_figure(runs: Sequence[Run]) -> Figure | None:
-    """A row of four panels for each cluster; means as lines, p99 dashed, objectives as horizontal lines. A hollow marker
-    is a run with a validity flag that does not hold."""
+    """A row of four panels for each cluster."""
     online = [run for run in runs if "aps" in run.place]
     places = sorted({run.without("aps", "agents") for run in online}, key=str)
     if not places:
@@ -25,40 +27,19 @@ def online_figure(runs: Sequence[Run]) -> Figure | None:
     for row, place in enumerate(places):
         group = [run for run in online if run.without("aps", "agents") == place]
         for panel, measure in zip(axes[row * len(LATENCIES) :], LATENCIES, strict=False):
-            for system in systems_of(group):
-                mine = [run for run in group if run.system == system and run.latency[measure]]
-                mine.sort(key=lambda run: float(run.place["aps"]))
-                for statistic, line in (("mean", "-"), ("p99", ":")):
-                    points = [(run.place["aps"], run.latency[measure][statistic]) for run in mine
-                              if statistic in run.latency[measure]]
-                    if points:
-                        label = system if statistic == "mean" else None
-                        panel.plot(*zip(*points, strict=True), line, color=look(system).color, label=label, linewidth=1.4)
-                for run in mine:
-                    if "mean" in run.latency[measure]:
-                        panel.plot(run.place["aps"], run.latency[measure]["mean"], look(system).marker, markersize=6,
-                                   color=look(system).color, fillstyle="none" if run.broken else "full")
-            if slo := [run.slo[f"{measure}_s"] for run in group if f"{measure}_s" in run.slo]:
-                panel.axhline(slo[0], color="black", linestyle="--", linewidth=0.9)
-                panel.annotate(f"SLO {slo[0]:g} s", (1, slo[0]), (0, 3), ("axes fraction", "data"),
-                               "offset points", ha="right", fontsize=8)
-            panel.set_ylim(bottom=0)
-            panel.set_xlabel("agents started a second (APS)")
-            panel.set_ylabel(_NAMES[measure])
-            panel.set_title(title(place), fontsize=9)
+            _latency(panel, group, measure)
+            name_panel(panel, place)
     legend(figure, axes)
     return figure
 
 
 def parts_figure(runs: Sequence[Run]) -> Figure | None:
-    """Stacked means, a bar a system, a panel a load."""
-    told = [run for run in runs if run.parts_s]
-    places = sorted({run.without() for run in told}, key=str)
-    if not places:
+    """Stacked means, a bar a system, a panel a cluster."""
+    sets = telling(run for run in runs if run.parts_s)
+    if not sets:
         return None
-    figure, axes = panels(len(places))
-    for panel, place in zip(axes, places, strict=True):
-        group = [run for run in told if run.without() == place]
+    figure, axes = panels(len(sets))
+    for panel, (place, group) in zip(axes, sets, strict=True):
         systems = systems_of(group)
         for index, system in enumerate(systems):
             bottom = 0.0
@@ -67,8 +48,41 @@ def parts_figure(runs: Sequence[Run]) -> Figure | None:
                 panel.bar(index, height, 0.7, bottom, color=color, label=part)
                 bottom += height
             panel.annotate(number(bottom), (index, bottom), (0, 2), textcoords="offset points", ha="center", fontsize=8)
-        panel.set_xticks(range(len(systems)), systems, fontsize=7.5, rotation=20 if len(systems) > 4 else 0)
+        panel.set_xticks(range(len(systems)), systems, fontsize=7.5, rotation=30, ha="right", rotation_mode="anchor")
         panel.set_ylabel("mean TTFT (s)")
-        panel.set_title(title(place), fontsize=9)
+        name_panel(panel, place)
     legend(figure, axes)
     return figure
+
+
+def _latency(panel: Axes, runs: Sequence[Run], measure: str) -> None:
+    """Lines through the means, dotted ones through the p99; a horizontal line at the objective. A hollow marker is a
+    run with a validity flag that does not hold."""
+    for system in systems_of(runs):
+        mine = sorted((run for run in runs if run.system == system), key=lambda run: float(run.place["aps"]))
+        color, marker = look(system).color, look(system).marker
+        for statistic, line in (("mean", "-"), ("p99", ":")):
+            told = [run for run in mine if statistic in run.latency[measure]]
+            aps = [float(run.place["aps"]) for run in told]
+            values = [run.latency[measure][statistic] for run in told]
+            label = system if statistic == "mean" else None
+            panel.plot(aps, values, line, color=color, label=label, linewidth=1.4)
+            if statistic == "mean":
+                for run, at, value in zip(told, aps, values, strict=True):
+                    panel.plot(at, value, marker, color=color, fillstyle="none" if run.broken else "full")
+    panel.set_ylim(bottom=0)
+    objectives = [run.slo[f"{measure}_s"] for run in runs if f"{measure}_s" in run.slo]
+    if objectives:
+        least, most = (times * objectives[0] for times in _SLO_SHOWN)
+        panel.set_ylim(top=min(max(panel.get_ylim()[1], least), most))
+        panel.axhline(objectives[0], color="black", linestyle="--", linewidth=0.9)
+        panel.annotate(
+            f"SLO {objectives[0]:g} s",
+            (0, objectives[0]),
+            (3, 3),
+            ("axes fraction", "data"),
+            textcoords="offset points",
+            fontsize=8,
+        )
+    panel.set_xlabel("agents started a second (APS)")
+    panel.set_ylabel(_NAMES[measure])

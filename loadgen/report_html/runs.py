@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -21,6 +22,7 @@ AXES = {
 }
 
 Value = float | str
+Place = tuple[tuple[str, Value], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,13 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of one system. place: what it shares with those that it may be compared with, by the names of AXES and
-    "model", "aps". latency: of LATENCIES, each with mean, p50, p99 where known. broken: flags that do not hold."""
+    """One run of one system.
+
+    place: what it shares with those that it may be compared with, by the names of AXES and "model", "aps". latency: of
+    LATENCIES, each with mean, p50, p99 where known. broken: flags that do not hold. repeat: runs of one are paired.
+    """
 
     system: str
-    repeat: Value
     place: Mapping[str, Value]
     job_s: float | None
     latency: Mapping[str, Mapping[str, float]]
@@ -47,20 +51,31 @@ class Run:
     balance: Mapping[str, Balance]
     bound_s: float | None
     bound_by: str
-    broken: Sequence[str] = field(default_factory=tuple)
+    broken: Sequence[str]
+    repeat: str = ""
 
-    def without(self, *axes: str) -> tuple[tuple[str, Value], ...]:
+    @property
+    def measured(self) -> bool:
+        return bool(self.job_s or any(self.latency.values()) or self.parts_s or self.balance)
+
+    def without(self, *axes: str) -> Place:
         """Its place but for these: equal for runs that differ in them only."""
         return tuple(sorted((name, value) for name, value in self.place.items() if name not in axes))
 
 
 def read_runs(results: Iterable[Mapping[str, Any]]) -> list[Run]:
-    """All runs of all results."""
+    """All runs of all results that measured something. Runs of two results are no repeats of one another; a run that
+    does not say which repeat it is counts those of its system and place before it."""
     runs = []
     for number, result in enumerate(results):
-        shared = {name: value for name, value in result.items() if name not in ("runs", "validity", "bounds")}
-        for index, run in enumerate(result.get("runs") or [result]):
-            runs.append(_run({**shared, **run}, f"{number}.{index}", run.get("bounds") or result.get("bounds")))
+        shared = {name: value for name, value in result.items() if name not in ("runs", "validity")}
+        before: Counter[tuple[str, Place]] = Counter()
+        for told in result.get("runs") or [result]:
+            run = _run({**shared, **told})
+            index = told.get("repeat", before[run.system, run.without()])
+            before[run.system, run.without()] += 1
+            if run.measured:
+                runs.append(replace(run, repeat=f"{number}.{index}"))
     return runs
 
 
@@ -81,19 +96,35 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 def ratios(runs: Iterable[Run], of: str, to: str) -> list[float]:
     """Job completion time of one system over that of another, one value a repeat that has both."""
-    jobs: dict[str, dict[Value, float]] = {of: {}, to: {}}
+    jobs: dict[str, dict[str, float]] = {of: {}, to: {}}
     for run in runs:
         if run.system in jobs and run.job_s is not None:
             jobs[run.system][run.repeat] = run.job_s
     return [jobs[of][repeat] / jobs[to][repeat] for repeat in jobs[of] if jobs[to].get(repeat)]
 
 
-def _run(run: Mapping[str, Any], name: str, bounds: Mapping[str, Any] | None) -> Run:
+def telling(runs: Iterable[Run]) -> list[tuple[Place, list[Run]]]:
+    """One set of runs for each model, nodes and kind of load (agents or APS): the one with the most systems, and of
+    these the one with the most load. With its place."""
+    sets: dict[Place, list[Run]] = {}
+    for run in runs:
+        sets.setdefault(run.without(), []).append(run)
+    best: dict[tuple[object, ...], tuple[tuple[int, float], Place]] = {}
+    for place, group in sets.items():
+        shared = dict(place)
+        cluster = (shared.get("model"), shared.get("nodes"), "aps" in shared)
+        load = _number(shared.get("aps", shared.get("agents"))) or 0.0
+        rank = (len({run.system for run in group}), load)
+        if cluster not in best or rank > best[cluster][0]:
+            best[cluster] = (rank, place)
+    return [(place, sets[place]) for _, place in best.values()]
+
+
+def _run(run: Mapping[str, Any]) -> Run:
     system = str(run.get("system") or "as served")
-    bound = ((bounds or {}).get("systems") or {}).get(BOUND_AS.get(system, ""), {})
+    bound = ((run.get("bounds") or {}).get("systems") or {}).get(BOUND_AS.get(system, ""), {})
     return Run(
         system=system,
-        repeat=run.get("repeat", name),
         place={axis: run[axis] for axis in (*AXES, "model", "aps") if run.get(axis) is not None},
         job_s=_number(run.get("job_s")),
         latency={measure: _summary(run, measure) for measure in LATENCIES},

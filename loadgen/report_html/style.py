@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -13,8 +14,8 @@ from matplotlib.figure import Figure
 from loadgen.report_html.runs import Run, Value
 
 PANEL_INCHES = (3.6, 2.7)
-#: A legend's height.
-LEGEND_INCHES = 0.45
+#: Of a legend's entry.
+ENTRY_INCHES = (1.2, 0.25)
 MAX_COLUMNS = 3
 
 
@@ -34,6 +35,15 @@ LOOKS = {
     "oracle": Look("#009E73", "*"),
 }
 OTHER = Look("#000000", "X")
+_TITLES = {
+    "model": "{}",
+    "nodes": "{}",
+    "agents": "{} agents",
+    "aps": "{} APS",
+    "mal": "MAL {}",
+    "append_scale": "append ×{}",
+    "generation_scale": "generation ×{}",
+}
 #: Parts of a bar: colours that differ in lightness too.
 PART_COLORS = ("#F0E442", "#56B4E9", "#D55E00", "#004D71")
 
@@ -49,11 +59,11 @@ def systems_of(runs: Iterable[Run]) -> list[str]:
 
 
 def panels(count: int, columns: int = MAX_COLUMNS) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels, with room for a legend above them."""
+    """A figure of so many panels."""
     columns = min(count, columns)
     rows = -(-count // columns)
     width, height = PANEL_INCHES
-    figure = Figure(figsize=(width * columns, height * rows + LEGEND_INCHES), layout="constrained")
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     axes = list(grid.flat)
     for unused in axes[count:]:
@@ -66,29 +76,43 @@ def panels(count: int, columns: int = MAX_COLUMNS) -> tuple[Figure, list[Axes]]:
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One for all panels, above them."""
-    entries = {}
+    """One for all panels, above them; systems in the order of LOOKS."""
+    entries: dict[str, Any] = {}
     for one in axes:
         for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    if entries:
-        figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=7, frameon=False, fontsize=8)
+    labels = [name for name in LOOKS if name in entries] + [name for name in entries if name not in LOOKS]
+    if labels:
+        width, height = figure.get_size_inches()
+        columns = int(width // ENTRY_INCHES[0])
+        figure.set_size_inches(width, height + ENTRY_INCHES[1] * -(-len(labels) // columns))
+        handles = [entries[label] for label in labels]
+        figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=8)
+
+
+def name_panel(panel: Axes, place: Iterable[tuple[str, Value]]) -> None:
+    """Its title: what all its runs share."""
+    panel.set_title(title(place), fontsize=8)
 
 
 def title(place: Iterable[tuple[str, Value]]) -> str:
     """What all runs of a panel share."""
+    shared = dict(place)
     words = []
-    for name, value in sorted(place, key=lambda item: ("model", "nodes", "mal", "agents").index(item[0])
-                              if item[0] in ("model", "nodes", "mal", "agents") else 9):
-        shown = number(value) if isinstance(value, int | float) else value
-        words.append({"model": "{}", "nodes": "{}", "agents": "{} agents", "mal": "MAL {}", "aps": "{} APS"}
-                     .get(name, name.removesuffix("_scale") + " ×{}").format(shown))
+    for name, form in _TITLES.items():
+        if (value := shared.get(name)) is not None:
+            words.append(form.format(value if isinstance(value, str) else number(value)))
     return ", ".join(words)
 
 
 def number(value: float) -> str:
-    """Three digits that matter, thousands set apart."""
+    """At most three digits that matter, or a whole number, thousands set apart."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def digits(value: float) -> str:
+    """number(), but always with three digits."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
 def svg(figure: Figure) -> bytes:
