@@ -12,6 +12,7 @@ from common.faults import Fault
 from common.transport.base import Batch, Intent, TransferError, make_runs
 from common.types import Sampling
 from services.engine.torch_backend.reference import Reference
+from services.traffic_manager.push import PushWindow
 from tests.cluster import cluster_config, run_cluster
 from tests.models import tiny_model
 
@@ -66,23 +67,31 @@ async def test_a_lost_message_ends_its_request_in_time(model, reference, tmp_pat
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-async def test_a_lost_push_costs_its_request_only(model, reference, tmp_path, transport):
+async def test_a_lost_push_costs_its_request_only(model, reference, tmp_path, transport, monkeypatch):
     """DE path: a push that is never answered leaves device memory in doubt: the right to write there is withdrawn."""
     prompt = random_prompt(2, 200)
+    granted = []
+    build = PushWindow.__init__
+
+    def recorded(self, *args):
+        build(self, *args)
+        granted.append(self.region)
+
+    monkeypatch.setattr(PushWindow, "__init__", recorded)
     config = cluster_config(
         model, tmp_path, scheduler__read_side="de_only", network__transport=transport, timeouts__transfer_s=0.6,
         faults=[lost("PushRows", after=1)],
     )  # fmt: skip
     async with run_cluster(config) as cluster:
-        pe, de = cluster.traffic_managers["prefill-0"], cluster.traffic_managers["decode-0"]
+        de = cluster.traffic_managers["decode-0"]
         await cluster.driver.generate(prompt, 1)
         await cluster.quiet()
-        device = pe._device
         with pytest.raises(DualPathError) as failure:
             await cluster.driver.generate(prompt, 4)
         assert failure.value.code is ErrorCode.TRANSFER_FAILED
+        (window,) = granted
         with pytest.raises(TransferError):
-            await de._compute.write(Batch(de._buffer, device, make_runs(0, 0, 64)), Intent.KV_LOAD)
+            await de._compute.write(Batch(de._buffer, window, make_runs(0, 0, 64)), Intent.KV_LOAD)
         assert (await cluster.driver.generate(prompt, 4)).tokens == reference.greedy(prompt, 4)
 
 

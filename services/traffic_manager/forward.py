@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,7 +29,7 @@ from common.transport.base import Batch, Intent, Transport
 from common.transport.region import RegionDescriptor
 from common.types import RequestKey
 from services.traffic_manager.hops import Hop, Hops
-from services.traffic_manager.push import PushClient
+from services.traffic_manager.push import PushWindow, PushWindows
 from services.traffic_manager.runs import Layers, RowRuns, StepRuns, buffer_to_rows, rows_to_buffer
 from services.traffic_manager.staging import Staged
 
@@ -41,7 +42,7 @@ class _Sequence:
     staged: Staged
     runs: dict[Hop, StepRuns] = field(default_factory=dict)
 
-    pushed: tuple[int, int] = (0, 0)  # rows that the decode side pushes
+    pushed: tuple[int, int] | None = None  # rows [start, stop) that the decode side pushes
 
     @property
     def stop(self) -> int:
@@ -59,7 +60,7 @@ class Forward:
         transport: Transport,
         buffer: RegionDescriptor,
         device: RegionDescriptor,
-        pushes: PushClient,
+        windows: PushWindows,
         hops: Hops,
         tell: Callable[[object], None],
     ) -> None:
@@ -68,7 +69,7 @@ class Forward:
         self._transport = transport
         self._buffer = buffer
         self._device = device
-        self._pushes = pushes
+        self._windows = windows
         self._hops = hops
         self._tell = tell
         self._slot_bytes = plan.rows * geometry.row_bytes
@@ -92,10 +93,10 @@ class Forward:
         """Returns when device memory is quiet, with the sequences whose rows are all delivered."""
         for sequence in self._sequences:
             self._plan_runs(sequence)
-        async with asyncio.TaskGroup() as group:
+        pushing = any(sequence.pushed for sequence in self._sequences)
+        async with self._windows.open() if pushing else nullcontext() as window, asyncio.TaskGroup() as group:
             for lane in range(self.plan.num_slots // self.plan.layers_per_step):
-                group.create_task(self._lane(lane))
-        await self._pushes.settle()
+                group.create_task(self._lane(lane, window))
         for sequence in self._alive():
             sequence.staged.sent = sequence.stop
         self._tell(ForwardDrained(self.plan.forward, list(self._failed)))
@@ -118,7 +119,8 @@ class Forward:
         plan(Hop.LOAD, buffer_to_rows, staged.slots, (0, loaded))
         if not place.last:
             plan(Hop.KEEP, rows_to_buffer, staged.slots, (place.cached, kept))
-        sequence.pushed = (loaded, place.cached)
+        if loaded < place.cached:
+            sequence.pushed = (loaded, place.cached)
 
     def _alive(self) -> list[_Sequence]:
         """Sequences whose rows still matter. A released one has no slots any more."""
@@ -127,18 +129,18 @@ class Forward:
                 self._failed.setdefault(sequence.staged.key, "released")
         return [sequence for sequence in self._sequences if sequence.staged.key not in self._failed]
 
-    async def _lane(self, lane: int) -> None:
+    async def _lane(self, lane: int, window: PushWindow | None) -> None:
         per_step = self.plan.layers_per_step
         base = self.plan.base + lane * per_step * self._slot_bytes
         for step in range(lane, self._num_steps, self.plan.num_slots // per_step):
             first = step * per_step
             layers = Layers(first, min(per_step, self._geometry.num_layers - first), self._slot_bytes)
-            await self._load(layers, base)
+            await self._load(layers, base, window)
             self._tell(LayersLoaded(self.plan.forward, step, list(self._failed)))
             await self._computed[step].wait()
             await self._send(layers, base)
 
-    async def _load(self, layers: Layers, base: int) -> None:
+    async def _load(self, layers: Layers, base: int, window: PushWindow | None) -> None:
         """Cached rows into the slots: ours by loopback writes through our own NIC, the decode side's pushed by it."""
         work = []
         for sequence in self._alive():
@@ -146,8 +148,9 @@ class Forward:
             if Hop.LOAD in sequence.runs:
                 runs = sequence.runs[Hop.LOAD].at(layers, target)
                 work.append(self._write(sequence, self._buffer, self._device, runs, Intent.KV_LOAD, Hop.LOAD))
-            if sequence.pushed[0] < sequence.pushed[1]:
-                push = partial(self._pushes.push, sequence.staged, layers, sequence.pushed, self._device, target)
+            if sequence.pushed is not None:
+                assert window is not None, "opened where anything is pushed"
+                push = partial(window.push, sequence.staged, layers, sequence.pushed, target)
                 work.append(self._guard(sequence, push))
         await asyncio.gather(*work)
 

@@ -36,6 +36,7 @@ from common.rpc import Peer
 from common.service import Service
 from common.transport.base import Batch, Intent
 from common.transport.memory import Memory, host_identity
+from common.transport.nic import Nic
 from common.transport.region import RegionDescriptor
 from common.transport.select import open_transport
 from common.types import Role
@@ -43,7 +44,7 @@ from services.traffic_manager.fence import Fence
 from services.traffic_manager.forward import Forward
 from services.traffic_manager.hops import Hop, Hops
 from services.traffic_manager.pages import Pages
-from services.traffic_manager.push import PushClient
+from services.traffic_manager.push import PushWindows
 from services.traffic_manager.requests import DecodeRequests, PrefillRequests
 from services.traffic_manager.runs import Layers, buffer_to_rows
 from services.traffic_manager.staging import SlotQueue
@@ -74,12 +75,13 @@ class TrafficManager(Service):
         directory = await asyncio.to_thread(read_configured_model, config)
         self._manifest = directory.manifest
         self._geometry = self._manifest.geometry
-        transfer_s = config.timeouts.transfer_s
-        self._storage = open_transport(config.network, config.network.snic, self.metrics, self.faults, transfer_s)
-        self._compute = open_transport(config.network, config.network.cnic, self.metrics, self.faults, transfer_s)
+        network, transfer_s = config.network, config.timeouts.transfer_s
+        snic = Nic(f"{self.node_name}/snic", network.snic_rate)
+        cnic = Nic(f"{self.node_name}/{self.name}/cnic", network.cnic_rate)  # an engine has one of its own
+        self._storage = open_transport(network, network.snic, self.metrics, self.faults, transfer_s, snic)
+        self._compute = open_transport(network, network.cnic, self.metrics, self.faults, transfer_s, cnic)
         await self._storage.start()
         await self._compute.start()
-        self._pushes = PushClient(self.node, transfer_s, self._renew_device)
         self.node.on(Attach, self._on_attach)
 
     def describe(self, member: Member) -> Member:
@@ -94,8 +96,8 @@ class TrafficManager(Service):
         if self._engine is not None:
             raise DualPathError(ErrorCode.BAD_REQUEST, f"{self.name} already has an engine")
         self._engine = peer
-        self._device_memory = Memory.open(msg.device_memory.shm, msg.device_memory.size)
-        self._device = self._adopt(self._device_memory)
+        device_memory = Memory.open(msg.device_memory.shm, msg.device_memory.size)
+        self._device = self._adopt(device_memory)
         blocks = msg.buffer_bytes // self._geometry.full_block_bytes
         persist_blocks = min(STORE_BATCH, max(1, blocks // 8)) if msg.role is Role.DECODE else 0
         buffer = Memory.create(f"{self.name}-buffer", blocks * self._geometry.full_block_bytes)
@@ -126,7 +128,7 @@ class TrafficManager(Service):
         if msg.role is Role.DECODE:
             self._serve_decode(DecodeRequests(self._buffer, *common), blocks - persist_blocks, persist_blocks)
         else:
-            self._serve_prefill(PrefillRequests(*common))
+            self._serve_prefill(PrefillRequests(*common), device_memory)
         self.metrics.gauge("buffer_slots_free", "Free slots of the staging buffer").set_function(
             lambda: self.staging.pool.num_free if self.staging else 0
         )
@@ -149,12 +151,6 @@ class TrafficManager(Service):
         self._memories.append(memory)
         return self._compute.register(memory)
 
-    async def _renew_device(self) -> None:
-        """Device memory is registered anew: nothing is written under its old descriptor any more. TransferError if a
-        peer is in the middle of a write that does not end."""
-        await self._compute.deregister(self._device)
-        self._device = self._compute.register(self._device_memory)
-
     def _spawn_transfer(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Its end is expected to be clean: whatever else happens is a defect, and slots would be lost."""
         return self.spawn(work, name, essential=True)
@@ -169,8 +165,9 @@ class TrafficManager(Service):
 
     # -- prefill side --
 
-    def _serve_prefill(self, requests: PrefillRequests) -> None:
+    def _serve_prefill(self, requests: PrefillRequests, device_memory: Memory) -> None:
         self._serve_requests(requests)
+        self._windows = PushWindows(self.node, self.config.timeouts.transfer_s, self._compute, device_memory)
         on = self.node.on
         on(PeerStaged, lambda msg, peer: requests.peer_staged(msg))
         on(BeginForward, lambda msg, peer: self._begin_forward(msg, requests))
@@ -187,7 +184,7 @@ class TrafficManager(Service):
             self._compute,
             self._buffer,
             self._device,
-            self._pushes,
+            self._windows,
             self._hops,
             self._tell,
         )
