@@ -22,19 +22,11 @@ from services.prefill.batching import Chunk
 from services.prefill.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One forward for the back end. sequences[i] is what chunk batch[i] belongs to."""
-
-    sequences: list[Sequence]
-    batch: list[PrefillSequence]
-    steps: Steps
-
-
 @dataclass(slots=True, eq=False)
 class InHand:
     """A forward that the traffic manager has begun. failed: requests of it whose rows did not come, or not arrive. due:
-    once it is computed, when it is drained at the latest."""
+    once its steps are computed, when it is drained at the latest. computed: its first tokens are out; drained: its rows
+    are."""
 
     plan: BeginForward
     memory: Range
@@ -42,11 +34,23 @@ class InHand:
     steps: Steps | None = None
     failed: set[RequestKey] = field(default_factory=set)
     due: float = math.inf
+    computed: bool = False
+    drained: bool = False
 
 
     @property
     def num_steps(self) -> int:
         return len(self.steps) if self.steps is not None else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One forward for the back end. sequences[i] is what batch[i] is computed of; forwards: at the traffic manager."""
+
+    forwards: list[InHand]
+    sequences: list[Sequence]
+    batch: list[PrefillSequence]
+    steps: Steps
 
 
 class Host(Protocol):
@@ -106,7 +110,7 @@ class Forwards:
         raise NotImplementedError
 
     def computed(self, run: Run) -> None:
-        """The back end is through with it."""
+        """The back end is through with it, and its first tokens are out."""
         raise NotImplementedError
 
     def dropped(self, sequence: Sequence) -> None:
@@ -119,11 +123,18 @@ class Forwards:
             self._loaded(forward, msg.step)
 
     def drained(self, msg: ForwardDrained) -> None:
-        """Device memory of this forward is quiet; what that means for its requests."""
-        forward = self.in_hand.pop(msg.forward, None)
-        if forward is None:
+        """Device memory of this forward is quiet."""
+        forward = self.in_hand.get(msg.forward)
+        if forward is not None:
+            forward.failed.update(msg.failed)
+            forward.drained = True
+            self._end_if_done(forward)
+
+    def _end_if_done(self, forward: InHand) -> None:
+        """Once it is computed and drained: what that means for its requests."""
+        if not (forward.computed and forward.drained):
             return
-        forward.failed.update(msg.failed)
+        del self.in_hand[forward.plan.forward]
         self.pool.give_back(forward.memory)
         self._forget(forward)
         for sequence in forward.sequences:
@@ -163,7 +174,7 @@ class Forwards:
         self.host.memory.note_use(self.pool.used)
         self.host.tell(forward.plan)
 
-    def _computed(self, forward: InHand, step: int) -> None:
+    def _step_computed(self, forward: InHand, step: int) -> None:
         """The traffic manager may send the rows of this step on."""
         if step == forward.num_steps - 1:
             forward.due = monotonic() + self.host.wait_s

@@ -42,7 +42,9 @@ class Layerwise(Forwards):
         return run
 
     def computed(self, run: Run) -> None:
-        """Each step was reported as it was computed; the rest follows when it is drained."""
+        for forward in run.forwards:
+            forward.computed = True
+            self._end_if_done(forward)
 
     def _packable(self) -> list[Sequence]:
         """In order, up to one whose next chunk has to wait for its last one."""
@@ -77,10 +79,10 @@ class Layerwise(Forwards):
         plan = BeginForward(self._number(), slots.base, rows, slots.count, per_step, places)
         forward = InHand(plan, memory, sequences[: len(batch)], steps)
         self._begin(forward)
-        return Run(forward.sequences, batch, steps)
+        return Run([forward], forward.sequences, batch, steps)
 
     def _step_computed(self, forward: InHand, step: int) -> None:
-        self._computed(forward, step)
+        super()._step_computed(forward, step)
         if self._ahead is None and step >= forward.num_steps - STEPS_AHEAD:
             self._ahead = self._plan()
 

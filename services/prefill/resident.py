@@ -70,14 +70,17 @@ class Resident(Forwards):
         chunks = self.host.pack(sequences, self.host.memory.max_slot_rows(1))
         if not chunks:
             return None
-        batch = []
+        batch, forwards = [], []
         for sequence, chunk in zip(sequences, chunks, strict=False):
             sequence.chunk = chunk
-            slots = Slots(self._resident[sequence].memory.start, sequence.num_tokens, self.geometry.num_layers)
+            resident = self._resident[sequence]
+            assert resident.forward is not None, "loaded"
+            forwards.append(resident.forward)
+            slots = Slots(resident.memory.start, sequence.num_tokens, self.geometry.num_layers)
             batch.append(prefill_sequence(sequence, chunk, 0, slots))
         steps = Steps(self.geometry.num_layers, self.geometry.num_layers, lambda step: None, self.host.wait_s)
         steps.open(0)
-        return Run(sequences[: len(batch)], batch, steps)
+        return Run(forwards, sequences[: len(batch)], batch, steps)
 
     def computed(self, run: Run) -> None:
         for sequence in run.sequences:
@@ -91,7 +94,8 @@ class Resident(Forwards):
                 sequence.chunk = None
 
     def _leave(self, forward: InHand) -> None:
-        self._computed(forward, 0)
+        forward.computed = True
+        self._step_computed(forward, 0)
 
     def _admit(self) -> None:
         while self._admission:
