@@ -26,7 +26,7 @@ def make_policy(read_side="shorter_queue", alpha=NO_LIMIT, beta=NO_LIMIT, max_wa
 def join(
     policy: Policy, engine: str, node: str = "", group: str = "", buffer=NO_LIMIT, device=NO_LIMIT
 ) -> list[Action]:
-    """p... is a prefill engine, any other one a decode engine. Alone on its node and in its group if nothing is said."""
+    """p... is a prefill engine, any other one a decode engine. Alone on its node and in its group by default."""
     role = Role.PREFILL if engine.startswith("p") else Role.DECODE
     return policy.handle(EngineJoined(engine, role, node or engine, group or engine, buffer, device), 0.0)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from common.types import Role
 from services.scheduler.policy.events import Load
 from services.scheduler.policy.ranking import Ranking
 from services.scheduler.policy.state import ArrivalQueue, DecodeEngine, Group, Request, Turns
@@ -18,6 +19,8 @@ HIGH_TOKENS = 1.05
 
 class DecodeSide:
     """Owns the decode side's queues, and its engines' counters. engines: those that do not drain."""
+
+    role = Role.DECODE
 
     def __init__(self, turns: Turns) -> None:
         self.engines: dict[str, DecodeEngine] = {}
@@ -142,30 +145,25 @@ class DecodeSide:
         self._ranked(group)
 
     def assign(self) -> Iterator[Request]:
-        """Each request as it gets its engine."""
+        """Phase 2: each request as it gets its engine."""
         while self.retry:
             group, _ = self.retry.popitem()
-            if group.queue:
-                yield from self._serve(group)
-
-    def _serve(self, group: Group) -> Iterator[Request]:
-        """Phase 2."""
-        queue = group.queue
-        limit = high_token_threshold(group)
-        while queue:
-            request = queue.head
-            engine = choose_engine(group, request, limit)
-            if engine is None:
-                return
-            queue.remove(request)
-            request.decode = engine
-            engine.take(request)
-            engine.turn = next(self._turns)
-            engine.free_blocks -= request.num_blocks
-            engine.free_tokens -= request.num_tokens
-            engine.pending_tokens += request.num_tokens
-            group.tok += request.num_tokens  # from the queue: the group's rank is as before
-            yield request
+            queue = group.queue
+            limit = high_token_threshold(group) if queue else 0.0
+            while queue:
+                request = queue.head
+                engine = choose_engine(group, request, limit)
+                if engine is None:
+                    break
+                queue.remove(request)
+                request.decode = engine
+                engine.take(request)
+                engine.turn = next(self._turns)
+                engine.free_blocks -= request.num_blocks
+                engine.free_tokens -= request.num_tokens
+                engine.pending_tokens += request.num_tokens
+                group.tok += request.num_tokens  # from the queue: the group's rank is as before
+                yield request
 
 
 def _could_hold(engines: Iterable[DecodeEngine], request: Request) -> bool:

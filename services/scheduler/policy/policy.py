@@ -47,6 +47,7 @@ class Policy:
         self._arrivals = count()
         self.prefill = PrefillSide(config, self._turns)
         self.decode = DecodeSide(self._turns)
+        self._sides: tuple[PrefillSide, DecodeSide] = (self.prefill, self.decode)
         self.engines: dict[str, Engine] = {}
         self.nodes: dict[str, Node] = {}
         self.requests: dict[RequestKey, Request] = {}
@@ -151,12 +152,9 @@ class Policy:
         if event.key in self.requests:
             return  # repeated
         request = Request(event.key, event.num_tokens, event.hit_tokens, event.num_blocks, next(self._arrivals))
-        for role, engines, can_hold in (
-            (Role.PREFILL, self.prefill.engines, self.prefill.can_hold),
-            (Role.DECODE, self.decode.engines, self.decode.can_hold),
-        ):
-            if not engines or not can_hold(request):
-                detail = _too_long(request, role) if engines else f"no live {role.value} engine"
+        for side in self._sides:
+            if not side.can_hold(request):
+                detail = _too_long(request, side.role) if side.engines else f"no live {side.role.value} engine"
                 actions.append(Fail(event.key, ErrorCode.NO_ENGINES, detail))
                 return
         if self.num_waiting >= self.config.max_waiting:

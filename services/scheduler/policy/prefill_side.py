@@ -20,6 +20,8 @@ from services.scheduler.policy.state import ArrivalQueue, Engine, PolicyConfig, 
 class PrefillSide:
     """Owns the prefill side's queue, and its engines' counters. engines: those that do not drain."""
 
+    role = Role.PREFILL
+
     def __init__(self, config: PolicyConfig, turns: Turns) -> None:
         self.engines: dict[str, Engine] = {}
         self.queue = ArrivalQueue()
@@ -77,9 +79,10 @@ class PrefillSide:
 
     def can_hold(self, request: Request) -> bool:
         """Some engine could take the request if it were idle."""
-        return not self._reads_here or any(
-            request.num_blocks <= engine.buffer_blocks for engine in self.engines.values()
-        )
+        for engine in self.engines.values():
+            if not self._reads_here or request.num_blocks <= engine.buffer_blocks:
+                return True
+        return False
 
     def enqueue(self, request: Request) -> None:
         self.queue.add(request)
@@ -95,7 +98,8 @@ class PrefillSide:
         """It has ended here, well or badly, or leaves the queue."""
         engine = request.prefill
         if engine is not None:
-            self.reserve(request, 0)
+            engine.free_blocks += request.pe_blocks
+            request.pe_blocks = 0
             engine.release(request)
             request.prefill = None
             self._rank(engine)
@@ -122,10 +126,15 @@ class PrefillSide:
 
     def _choose(self, request: Request) -> Engine | None:
         for ranking in (self.short, self.long):
-            if self._reads_here:
-                engine = ranking.least_of(lambda engine: request.num_blocks <= engine.free_blocks)
-            else:
-                engine = ranking.least()
-            if engine is not None and engine.tok <= self._beta:
+            engine = ranking.least()
+            if engine is None or engine.tok > self._beta:
+                continue
+            if self._reads_here and not self._takes(engine, request):
+                engine = ranking.least_of(lambda other: self._takes(other, request))
+            if engine is not None:
                 return engine
         return None
+
+    def _takes(self, engine: Engine, request: Request) -> bool:
+        """It has staging buffer for the whole prompt, and is not over beta."""
+        return request.num_blocks <= engine.free_blocks and engine.tok <= self._beta

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Literal
 
 from common.types import ReadPath, RequestKey, Role
@@ -110,7 +109,11 @@ class ArrivalQueue(OrderedDict[int, "Request"]):
 
     def add(self, request: Request) -> None:
         """Takes its old place if it comes back: O(those that have arrived since)."""
-        late = list(takewhile(lambda arrival: arrival > request.arrival, reversed(self)))
+        late = []
+        for arrival in reversed(self):
+            if arrival < request.arrival:
+                break
+            late.append(arrival)
         self[request.arrival] = request
         self.tokens += request.num_tokens
         for arrival in reversed(late):
