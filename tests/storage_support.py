@@ -45,7 +45,7 @@ async def put(store: DirectoryStore, name: str) -> bool:
 
 async def get(store: DirectoryStore, name: str) -> bytes | None:
     into = memoryview(bytearray(SIZE))
-    return bytes(into) if await store.read(key_of(name), into) else None
+    return bytes(into) if (await store.read([key_of(name)], [into]))[0] else None
 
 
 def file_of(root: Path, name: str) -> Path:

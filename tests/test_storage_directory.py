@@ -60,7 +60,7 @@ async def test_files_are_private_and_names_have_a_fixed_length(tmp_path: Path) -
 async def test_a_buffer_of_the_wrong_size_is_the_callers_defect(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         with pytest.raises(ValueError, match="bytes"):
-            await store.read(key_of("x"), memoryview(bytearray(SIZE - 1)))
+            await store.read([key_of("x")], [memoryview(bytearray(SIZE - 1))])
         with pytest.raises(ValueError, match="bytes"):
             await store.write(key_of("x"), memoryview(bytes(SIZE + 1)), 0)
 
@@ -120,7 +120,7 @@ async def test_readers_never_see_a_half_written_block(tmp_path: Path) -> None:
         seen = []
         while not writing.done():
             into = memoryview(bytearray(SIZE))
-            seen.append(bytes(into) if await reader.read(key_of("key"), into) else None)
+            seen.append(bytes(into) if all(await reader.read([key_of("key")], [into])) else None)
         await writing
         found = [content for content in seen if content is not None]
         assert found and all(content in payloads for content in found)
@@ -145,7 +145,7 @@ async def test_a_cancelled_call_is_over_only_when_its_buffer_is_quiet(
             return real_open(path, flags)
 
         monkeypatch.setattr(store, "_open_block", slow_open)
-        reading = asyncio.create_task(store.read(key_of("block"), into))
+        reading = asyncio.create_task(store.read([key_of("block")], [into]))
         assert await asyncio.to_thread(started.wait, 20)
         reading.cancel()
         done, _ = await asyncio.wait({reading}, timeout=0.05)
@@ -243,6 +243,63 @@ async def test_a_damaged_block_is_a_miss_set_aside_and_counted(tmp_path: Path, n
         assert quarantined(metrics) == {reason: 1}
         assert await put(store, "block")
         assert await get(store, "block") == payload_of("block")
+
+
+async def test_bad_blocks_of_a_batch_do_not_touch_the_others(tmp_path: Path) -> None:
+    metrics = Metrics()
+    async with opened(tmp_path, metrics=metrics) as store:
+        stored = [f"b{i}" for i in range(6)]
+        for name in stored:
+            await put(store, name)
+        flip(HEADER_BYTES)(file_of(tmp_path, "b1"))
+        truncate(100)(file_of(tmp_path, "b4"))
+        wanted = [*stored[:3], "absent", *stored[3:]]
+        into = [memoryview(bytearray(SIZE)) for _ in wanted]
+        found = await store.read([key_of(name) for name in wanted], into)
+        assert found == [True, False, True, False, True, False, True]
+        assert all(view == payload_of(name) for name, view, ok in zip(wanted, into, found, strict=True) if ok)
+        assert quarantined(metrics) == {"checksum": 1, "size": 1}
+        assert metrics.snapshot()["storage_misses_total"] == 3
+        assert metrics.snapshot()["storage_bytes_read_total"] == 4 * SIZE
+        assert await store.read([], []) == []
+
+
+@pytest.mark.parametrize("most", [1000, HEADER_BYTES, HEADER_BYTES + 77, HEADER_BYTES + SIZE - 1])
+async def test_reads_that_the_kernel_cuts_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """They go on where they were."""
+    metrics = Metrics()
+    real_preadv = os.preadv
+
+    def short(fd: int, buffers: list[bytearray | memoryview], offset: int) -> int:
+        whole = bytearray(most)
+        got = real_preadv(fd, [whole], offset)
+        rest = memoryview(whole)[:got]
+        for buffer in buffers:
+            part = min(len(rest), len(buffer))
+            buffer[:part] = rest[:part]
+            rest = rest[part:]
+        return got - len(rest)
+
+    async with opened(tmp_path, metrics=metrics) as store:
+        await put(store, "block")
+        monkeypatch.setattr(os, "preadv", short)
+        assert await get(store, "block") == payload_of("block")
+    assert quarantined(metrics) == {}
+
+
+async def test_a_file_that_shrinks_while_it_is_read_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    real_preadv = os.preadv
+
+    def shrink(fd: int, buffers: list[memoryview], offset: int) -> int:
+        truncate(HEADER_BYTES + 10)(file_of(tmp_path, "block"))
+        return real_preadv(fd, buffers, offset)
+
+    async with opened(tmp_path, metrics=metrics) as store:
+        await put(store, "block")
+        monkeypatch.setattr(os, "preadv", shrink)
+        assert await get(store, "block") is None
+    assert quarantined(metrics) == {"short": 1}
 
 
 async def test_a_file_of_the_wrong_size_is_not_offered_as_a_hit(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Reads that go wrong, and the fault seams of storage."""
 
+import asyncio
 import os
 import threading
 import time
@@ -69,6 +70,62 @@ async def test_a_transfer_that_hangs_is_stopped_before_the_answer(model: Path, t
         assert time.monotonic() - start < 3
         await until(lambda: world.gateway.staging.reads.pool.num_used == 0)
         assert await tm.read(["a", "b"]) == [True, True]
+
+
+# ---- blocks in flight ----
+
+
+async def test_a_read_waits_for_blocks_that_land_one_after_the_other(model: Path, tmp_path: Path) -> None:
+    """Without a slot of staging meanwhile; what lies before them is delivered, what lies behind them comes after."""
+    names = list(range(7))
+    async with running(model, tmp_path) as world:
+        tm, other = await world.traffic_manager("tm"), await world.traffic_manager("other")
+        await tm.store([0, 1, 4, 6])
+        await tm.announce([2, 3, 5])
+        reading = asyncio.create_task(other.read(names))
+        await until(lambda: other.block(1) == payload_of(1))
+        for name in (2, 3, 5):
+            await until(lambda: world.gateway.staging.reads.pool.num_used == 0)
+            assert not reading.done() and other.block(name) == bytes(BLOCK)
+            reserved = await tm.reserve([name])
+            await tm.write([name], reserved)
+            await tm.commit([name])
+            await until(lambda name=name: other.block(name) == payload_of(name))
+        assert await reading == [True] * 7
+        assert [other.block(slot) for slot in names] == [payload_of(name) for name in names]
+        assert world.metric("storage_misses_total") == 0
+
+
+async def test_a_read_waits_no_longer_than_its_time(model: Path, tmp_path: Path) -> None:
+    """A block that does not land is a miss, and those before it are hits."""
+    async with running(model, tmp_path, timeouts__read_s=0.5) as world:
+        tm = await world.traffic_manager()
+        await tm.store(["a", "c"])
+        await tm.announce(["b"])
+        start = time.monotonic()
+        assert await tm.read(["a", "b", "c"]) == [True, False, False]
+        assert time.monotonic() - start >= 0.4
+        await until(lambda: world.gateway.staging.reads.pool.num_used == 0)
+
+
+@pytest.mark.parametrize("how", ["given up", "writer left", "expired"])
+async def test_a_read_does_not_wait_for_what_will_not_come(model: Path, tmp_path: Path, how: str) -> None:
+    store_s = 0.2 if how == "expired" else 20
+    async with running(model, tmp_path, timeouts__read_s=60.0, timeouts__store_s=store_s) as world:
+        tm, other = await world.traffic_manager("tm"), await world.traffic_manager("other")
+        await tm.store(["a"])
+        await tm.announce(["b"])
+        if how == "expired":
+            await asyncio.sleep(0.25)
+        reading = asyncio.create_task(other.read(["a", "b"]))
+        await until(lambda: other.block(0) == payload_of("a"))
+        if how == "given up":
+            assert not reading.done()
+            assert await tm.commit(["b"], ok=[False]) == [False]
+        elif how == "writer left":
+            assert not reading.done()
+            await world.leave(tm)
+        assert await reading == [True, False]
 
 
 # ---- fault seams ----

@@ -23,8 +23,9 @@ class BlockStore(Protocol):
     async def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Which blocks are stored, as one batched query, aligned with keys."""
 
-    async def read(self, key: bytes, into: memoryview) -> bool:
-        """Fill into (full_block_bytes) with the verified block; False is a miss, and into then holds garbage."""
+    async def read(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
+        """Fill each of into (full_block_bytes) with the verified block; False is a miss, and its place then holds
+        garbage."""
 
     async def write(self, key: bytes, payload: memoryview, checksum: int) -> bool:
         """Store payload (full_block_bytes) with the source's xxh3-64; False if it failed. Visible at once and whole, or

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import io
 import os
 import secrets
 import stat
@@ -86,14 +85,14 @@ class DirectoryStore:
         paths = [self._path(key) for key in keys]
         return await asyncio.get_running_loop().run_in_executor(self._lookup, self._are_blocks, paths)
 
-    async def read(self, key: bytes, into: memoryview) -> bool:
-        self._check_size(into)
-        found = await to_the_end(self._read_block(key, into))
-        if found:
-            self._read.inc()
-            self._read_bytes.inc(into.nbytes)
-        else:
-            self._misses.inc()
+    async def read(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
+        for block in into:
+            self._check_size(block)
+        # all of them in one go: a hop between threads costs more than a block
+        found = await to_the_end(self._in_bulk(self._read_blocks, keys, into))
+        self._read.inc(sum(found))
+        self._read_bytes.inc(sum(found) * self._header.payload_bytes)
+        self._misses.inc(len(found) - sum(found))
         return found
 
     async def write(self, key: bytes, payload: memoryview, checksum: int) -> bool:
@@ -104,30 +103,35 @@ class DirectoryStore:
             self._written_bytes.inc(payload.nbytes)
         return stored
 
-    async def _read_block(self, key: bytes, into: memoryview) -> bool:
+    def _read_blocks(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
+        return [self._read_block(key, block) for key, block in zip(keys, into, strict=True)]
+
+    def _read_block(self, key: bytes, into: memoryview) -> bool:
         try:
-            await self._in_bulk(self._load, key, into)
+            self._load(key, into)
         except FileNotFoundError:
             return False
         except BadBlock as bad:
-            await self._quarantine(key, bad.reason, str(bad))
+            self._quarantine(key, bad.reason, str(bad))
             return False
         except OSError as error:
             if error.errno in _DAMAGED:
-                await self._quarantine(key, _name(error), str(error))
+                self._quarantine(key, _name(error), str(error))
             else:
                 self._log.warning("block not read", key=key.hex(), error=str(error))
             return False
         return True
 
     def _load(self, key: bytes, into: memoryview) -> None:
-        """In one go: a hop between threads costs more than a block. BadBlock, OSError."""
-        # a buffer of just the header's size: the payload goes from the file straight into its place
-        with io.BufferedReader(io.FileIO(self._path(key), opener=self._open_block), HEADER_BYTES) as file:
-            header = parse_header(file.read(HEADER_BYTES))
-            header.expect(replace(self._header, key=key))
-            if file.readinto(into) != into.nbytes:
-                raise BadBlock("short", "the file ends inside the payload")
+        """BadBlock, OSError."""
+        head = bytearray(HEADER_BYTES)
+        fd = self._open_block(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _fill(fd, head, into)
+        finally:
+            os.close(fd)
+        header = parse_header(head)
+        header.expect(replace(self._header, key=key))
         if self._verify and xxhash.xxh3_64_intdigest(into) != header.checksum:
             raise BadBlock("checksum", "the payload's checksum does not fit")
 
@@ -145,9 +149,9 @@ class DirectoryStore:
             return False
         return True
 
-    async def _quarantine(self, key: bytes, reason: str, detail: str) -> None:
+    def _quarantine(self, key: bytes, reason: str, detail: str) -> None:
         try:
-            await self._in_bulk(os.replace, self._path(key), f"{self._root}/{QUARANTINE}/{key.hex()}")
+            os.replace(self._path(key), f"{self._root}/{QUARANTINE}/{key.hex()}")
         except FileNotFoundError:
             return  # another reader was faster
         except OSError as error:
@@ -185,6 +189,20 @@ class DirectoryStore:
 
     async def _in_bulk(self, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._bulk, function, *args)
+
+
+def _fill(fd: int, *places: bytearray | memoryview) -> None:
+    """Read a file from its beginning, straight into its places. BadBlock if it ends before they are full."""
+    rest, done = [memoryview(place) for place in places], 0
+    while rest:
+        got = os.preadv(fd, rest, done)
+        if not got:
+            raise BadBlock("short", f"the file ends after {done} bytes")
+        done += got
+        while rest and got >= len(rest[0]):
+            got -= len(rest.pop(0))
+        if rest:
+            rest[0] = rest[0][got:]
 
 
 def _write_draft(draft: str, header: bytes, payload: memoryview) -> None:

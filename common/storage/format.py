@@ -74,7 +74,7 @@ def pack_header(header: BlockHeader) -> bytes:
     return packed + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(packed))
 
 
-def parse_header(raw: bytes) -> BlockHeader:
+def parse_header(raw: bytes | bytearray) -> BlockHeader:
     """The inverse of pack_header. BadBlock for anything else."""
     if len(raw) != HEADER_BYTES:
         raise BadBlock("short", f"a header of {len(raw)} bytes, not {HEADER_BYTES}")

@@ -136,7 +136,7 @@ async def _read_all(directory: Path, config: Config, manifest: Manifest, count: 
         async def reader() -> None:
             into = memoryview(bytearray(payload.nbytes))
             for key in waiting:
-                if not await store.read(key, into):
+                if not all(await store.read([key], [into])):
                     raise ConfigError(f"storage.path: blocks in {directory.parent} cannot be read back")
 
         started = perf_counter()

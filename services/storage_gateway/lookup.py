@@ -7,6 +7,7 @@ from itertools import takewhile
 
 from common.storage.base import BlockStore
 from services.storage_gateway.in_flight import InFlight
+from services.storage_gateway.waiting import landed
 
 
 class PrefixLookup:
@@ -28,16 +29,7 @@ class PrefixLookup:
                     found += sum(takewhile(bool, await self._store.exists(keys[found:])))
                     if found == len(keys) or keys[found] not in coming:
                         break
-                    await self._landed(keys[found])
+                    await landed(self._in_flight, keys[found])
         except TimeoutError:
             pass  # an answer in time is worth more than a longer one
         return found
-
-    async def _landed(self, key: bytes) -> None:
-        landed = asyncio.Event()
-        if not self._in_flight.wait(key, landed.set):
-            return
-        try:
-            await landed.wait()
-        finally:
-            self._in_flight.forget(key, landed.set)

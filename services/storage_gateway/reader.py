@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import xxhash
@@ -14,7 +15,12 @@ from common.storage.base import BlockStore
 from common.tasks import Spawn
 from common.transport.base import Batch, Intent, Transfer, TransferError, Transport, make_runs
 from common.transport.region import RegionDescriptor
+from services.storage_gateway.in_flight import InFlight
 from services.storage_gateway.staging import Lane, damage
+from services.storage_gateway.waiting import landed
+
+#: Blocks that are read by one thread in one go and sent as one transfer: many small ones, or one large one.
+BATCH_BYTES = 512 << 10
 
 
 @dataclass(slots=True)
@@ -32,33 +38,36 @@ class _Delivery:
 
 
 class BlockReader:
-    """concurrency: blocks of one transfer batch. patience_s bounds a call: its answer comes in the caller's time."""
+    """patience_s bounds a call: its answer comes in the caller's time."""
 
     def __init__(
         self,
         store: BlockStore,
         lane: Lane,
+        in_flight: InFlight,
         transport: Transport,
         region: RegionDescriptor,
         faults: Faults,
         spawn: Spawn,
-        concurrency: int,
         patience_s: float,
     ) -> None:
         self._store = store
         self._lane = lane
+        self._in_flight = in_flight
         self._transport = transport
         self._region = region
         self._faults = faults
         self._spawn = spawn
-        self._concurrency = concurrency
         self._patience_s = patience_s
+        # half of the lane at most, so that a batch that hangs leaves room for others
+        self._batch_blocks = max(1, min(BATCH_BYTES // lane.slot_bytes, lane.pool.total // 2))
         self._log = get_logger()
 
     async def read(
         self, request_id: str, keys: list[bytes], target: RegionDescriptor, offsets: list[int]
     ) -> list[bool]:
-        """Put each block at its byte offset in target; True where it now is, aligned with keys.
+        """Put each block at its byte offset in target; True where it now is, aligned with keys. Waits for blocks that
+        are in flight.
 
         Blocks after a miss are of no use and may be left out. DualPathError MALFORMED if keys and offsets do not match.
         """
@@ -80,21 +89,23 @@ class BlockReader:
         batches: list[asyncio.Task[None]] = []
         first = 0
         while first < len(call.keys) and not call.missed:
-            slots = await self._lane.take(1, min(self._concurrency, len(call.keys) - first))
+            await landed(self._in_flight, call.keys[first])
+            slots = await self._lane.take(1, self._num_ready(call.keys[first : first + self._batch_blocks]))
             batches.append(self._spawn(self._deliver_batch(call, first, slots), f"read for {call.request_id}"))
             first += len(slots)
         if batches:
             await asyncio.wait(batches)
 
+    def _num_ready(self, keys: list[bytes]) -> int:
+        """How many blocks to read now: up to the next one that is in flight. The first has been waited for."""
+        return next((index for index, key in enumerate(keys) if index and key in self._in_flight), len(keys))
+
     async def _deliver_batch(self, call: _Delivery, first: int, slots: list[int]) -> None:
         """Owns the slots, beyond the end of the call if the store takes longer."""
         try:
-            blocks = range(first, first + len(slots))
-            there = await asyncio.gather(
-                *(self._read_block(call, block, slot) for block, slot in zip(blocks, slots, strict=True))
-            )
+            there = await self._read_blocks(call, first, slots)
             call.missed = call.missed or not all(there)
-            good = [(block, slot) for block, slot, ok in zip(blocks, slots, there, strict=True) if ok]
+            good = [(first + index, slot) for index, slot in enumerate(slots) if there[index]]
             if good and call.open:
                 await self._send(call, good)
         except TransferError as error:
@@ -115,17 +126,26 @@ class BlockReader:
         for block, _ in good:
             call.ok[block] = True
 
-    async def _read_block(self, call: _Delivery, block: int, slot: int) -> bool:
-        rule = await self._faults.point("storage.read", request=call.request_id, block=block)
-        if rule is not None and rule.action == "fail":
-            return False
-        with self._lane.view(slot) as view:
-            if rule is not None and rule.action == "corrupt":
-                await self._damage_at_rest(call.keys[block], view)
-            return await self._store.read(call.keys[block], view)
+    async def _read_blocks(self, call: _Delivery, first: int, slots: list[int]) -> list[bool]:
+        """The blocks from number first on into the slots; which of them are there."""
+        keys = call.keys[first : first + len(slots)]
+        rules = [
+            self._faults.strike("storage.read", request=call.request_id, block=block)
+            for block in range(first, first + len(slots))
+        ]
+        delay_s = max(rule.seconds if rule is not None else 0.0 for rule in rules)
+        if delay_s:
+            await asyncio.sleep(delay_s)
+        with ExitStack() as views:
+            into = [views.enter_context(self._lane.view(slot)) for slot in slots]
+            for rule, key, view in zip(rules, keys, into, strict=True):
+                if rule is not None and rule.action == "corrupt":
+                    await self._damage_at_rest(key, view)
+            there = await self._store.read(keys, into)
+        return [ok and (rule is None or rule.action != "fail") for ok, rule in zip(there, rules, strict=True)]
 
     async def _damage_at_rest(self, key: bytes, view: memoryview) -> None:
-        if await self._store.read(key, view):
+        if all(await self._store.read([key], [view])):
             checksum = xxhash.xxh3_64_intdigest(view)
             damage(view)
             await self._store.write(key, view, checksum)

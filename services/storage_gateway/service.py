@@ -81,11 +81,11 @@ class StorageGateway(Service):
         self._reader = BlockReader(
             store,
             self.staging.reads,
+            self.in_flight,
             transport,
             self.region,
             self.faults,
             self.spawn,
-            storage.concurrency,
             timeouts.read_s * CALL_SHARE,
         )
         self._writer = BlockWriter(
@@ -135,6 +135,7 @@ class StorageGateway(Service):
         return Matched(await self._lookup.longest_prefix(_keys(msg.keys)))
 
     async def _on_read(self, msg: ReadBlocks, peer: Peer) -> BlockResults:
+        self._writer.expire()
         return BlockResults(await self._reader.read(msg.request_id, _keys(msg.keys), msg.target, msg.offsets))
 
     async def _on_announce(self, msg: Announce, peer: Peer) -> Announced:
