@@ -13,11 +13,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from common.errors import ConfigError
+from loadgen.measure import RunLog, Slo, TrajectoryRecord, TurnRecord
+from loadgen.outcome import Witness, outcome
 from loadgen.report_html import write_report
 from loadgen.report_html.jobs import ablation_figure, sweep_figure
 from loadgen.report_html.latency import online_figure
 from loadgen.report_html.runs import broken_flags, ratios, read_runs, telling
-from loadgen.report_html.style import LOOKS
+from loadgen.report_html.style import LOOKS, title
 from loadgen.report_html.tables import system_table
 from loadgen.systems import SYSTEMS
 
@@ -118,6 +120,10 @@ def test_the_table_of_systems() -> None:
     assert "TTFT p50 (s)" not in header, "nobody measured it"
 
 
+def test_native_lengths_go_without_saying() -> None:
+    assert title([("append_scale", 1.0), ("generation_scale", 2.0), ("model", "ds-27b")]) == "ds-27b, generation ×2"
+
+
 def test_milliseconds_are_seconds_in_the_table() -> None:
     summary = {"mean": 120.0, "p50": 1500.0, "p99": 2500.0, "n": 3}
     header, [(_, [row])] = system_table(read_runs([{"system": "basic", "ttft_ms": summary}]))
@@ -165,7 +171,9 @@ def test_an_objective_is_in_its_panel(ttft_s: float, top: float) -> None:
 
 def test_one_load_tells_for_a_cluster() -> None:
     loads = [(0.1, ("basic", "oracle")), (0.2, ("basic", "oracle")), (0.3, ("oracle",))]
-    runs = read_runs([{"runs": [{"system": s, "aps": aps, "job_s": 1.0} for aps, systems in loads for s in systems]}])
+    runs = read_runs(
+        [{"runs": [{"system": s, "aps": aps, "ttft_s": {"mean": 1.0}} for aps, systems in loads for s in systems]}]
+    )
     [(place, group)] = telling(runs)
     assert place == (("aps", 0.2),) and len(group) == 2
 
@@ -208,6 +216,22 @@ def test_the_figures_of_a_full_result(tmp_path: Path) -> None:
     ]
     assert "aps_dualpath_over_basic" in page.text and "2.25" in page.text
     assert "seed 7" in page.text
+
+
+def test_what_a_run_comes_to_is_read() -> None:
+    turn = TurnRecord(
+        "a", 0, 10.0, 10.0, 18.0, 100, 2, [12.0, 16.0], parts={"read_s": 1.0, "prefill_s": 0.5}, cached_tokens=64
+    )
+    log = RunLog(1, 10.0, 18.0, 1, 10.0, turns=[turn], trajectories=[TrajectoryRecord("a", 10.0, 18.0, True)])
+    told = outcome(log, Slo(), Witness([], 3, [], 0.5, {}, 64), factor=2.0)
+    [run] = read_runs([{"system": "dualpath", "agents": 1, **told}])
+    assert run.makespan_s == run.job_s == 4.0, "half of 8 s"
+    assert [run.latency[of]["mean"] for of in ("ttft", "ttst", "tpot", "jct")] == [1.0, 2.0, 2.0, 4.0]
+    assert run.parts_s == {"scheduling": 0.0, "allocation": 0.0, "read": 0.5, "prefill": 0.25}
+    assert run.slo == {"ttft_s": 4.0, "tpot_s": 0.05}
+    assert [flag.partition(":")[0] for flag in run.broken] == ["observed"]
+    [online] = read_runs([{"system": "dualpath", "aps": 1.0, **told}])
+    assert online.job_s is None, "a stream of agents is no job"
 
 
 @pytest.mark.parametrize("result", [{"system": "dualpath", "job_s": 12.5}, {"jct_s": {"mean": 3.0}, "turns": 4}])

@@ -8,15 +8,15 @@ result    kind       offline, online, sweep, compare, ablate, replay ...: a head
           ratios     {name: number}
           validity   {flag: bool, or {"ok": bool, "detail": str}}: false is shown on top of the page
           bounds     common.perf.bounds.Plan.describe()
-          scale      str: how the run was scaled
+          scale, workload    str: how the cluster was scaled, what was played
           the rest   (config, seed, versions ...) is shown as it is
 
 run       system, agents, aps, repeat (runs of one repeat are paired), validity, bounds
           model, nodes ("2P4D"), mal, append_scale, generation_scale: what sweeps vary
-          job_s      job completion time, all agents (offline)
+          job_s      job completion time, all agents (offline); makespan_s: of the run as it was
           ttft_s, ttst_s, tpot_s, jct_s    {"mean", "p50", "p99"}, or the same in _ms
           ttft_parts_s   {"scheduling", "allocation", "read", "prefill"}: means
-          slo        {"ttft_s", "tpot_s"}
+          slo        {"ttft_s", "tpot_s"}; given_up: the load was too much to go on
           balance    {"snic", "attention"}: each {"mean", "at_s": [...], "max_over_avg": [...]}
 """
 

@@ -57,7 +57,7 @@ def parts_figure(runs: Sequence[Run]) -> Figure | None:
 
 def _latency(panel: Axes, runs: Sequence[Run], measure: str) -> None:
     """Lines through the means, dotted ones through the p99; a horizontal line at the objective. A hollow marker is a
-    run with a validity flag that does not hold."""
+    doubtful run."""
     for system in systems_of(runs):
         mine = sorted((run for run in runs if run.system == system), key=lambda run: float(run.place["aps"]))
         color, marker = look(system).color, look(system).marker
@@ -69,7 +69,7 @@ def _latency(panel: Axes, runs: Sequence[Run], measure: str) -> None:
             panel.plot(aps, values, line, color=color, label=label, linewidth=1.4)
             if statistic == "mean":
                 for run, at, value in zip(told, aps, values, strict=True):
-                    panel.plot(at, value, marker, color=color, fillstyle="none" if run.broken else "full")
+                    panel.plot(at, value, marker, color=color, fillstyle="none" if run.doubtful else "full")
     panel.set_ylim(bottom=0)
     objectives = [run.slo[f"{measure}_s"] for run in runs if f"{measure}_s" in run.slo]
     if objectives:

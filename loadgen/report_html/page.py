@@ -85,7 +85,7 @@ def _figures(runs: Sequence[Run]) -> Iterable[str]:
         (f"{jobs}, by generation length (Figure 9)", sweep_figure(runs, "generation_scale")),
         (f"{jobs}, by prefill and decode nodes (Figure 10)", sweep_figure(runs, "nodes")),
         (
-            "Latency, online: mean, and p99 dotted; hollow: a validity flag does not hold (Figure 11)",
+            "Latency, online: mean, and p99 dotted; hollow: given up, or a flag does not hold (Figure 11)",
             online_figure(runs),
         ),
         ("Parts of the time to first token (Figure 12)", parts_figure(runs)),
@@ -113,7 +113,11 @@ def _origin(result: Mapping[str, Any]) -> str:
     """Everything but the measurements: configuration, scale, seed, versions."""
     facts = {name: value for name, value in result.items() if name not in _MEASURED}
     lines = [f"<p><strong>{escape(str(result.get('kind', 'result')))}</strong>"]
-    lines += [f", {name} {escape(str(result[name]))}" for name in ("seed", "scale") if result.get(name) is not None]
+    lines += [
+        f", {name} {escape(str(result[name]))}"
+        for name in ("seed", "scale", "workload")
+        if result.get(name) is not None
+    ]
     shown = json.dumps(facts, indent=1, ensure_ascii=False, default=str)
     return "".join(lines) + f"</p>\n<details><summary>configuration</summary><pre>{escape(shown)}</pre></details>"
 

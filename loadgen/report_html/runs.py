@@ -45,6 +45,7 @@ class Run:
     system: str
     place: Mapping[str, Value]
     job_s: float | None
+    makespan_s: float | None
     latency: Mapping[str, Mapping[str, float]]
     parts_s: Mapping[str, float]
     slo: Mapping[str, float]
@@ -52,7 +53,12 @@ class Run:
     bound_s: float | None
     bound_by: str
     broken: Sequence[str]
+    given_up: bool
     repeat: str = ""
+
+    @property
+    def doubtful(self) -> bool:
+        return self.given_up or bool(self.broken)
 
     @property
     def measured(self) -> bool:
@@ -122,11 +128,13 @@ def telling(runs: Iterable[Run]) -> list[tuple[Place, list[Run]]]:
 
 def _run(run: Mapping[str, Any]) -> Run:
     system = str(run.get("system") or "as served")
-    bound = ((run.get("bounds") or {}).get("systems") or {}).get(BOUND_AS.get(system, ""), {})
+    online = run.get("aps") is not None  # a stream of agents is no job
+    bound = {} if online else ((run.get("bounds") or {}).get("systems") or {}).get(BOUND_AS.get(system, ""), {})
     return Run(
         system=system,
         place={axis: run[axis] for axis in (*AXES, "model", "aps") if run.get(axis) is not None},
-        job_s=_number(run.get("job_s")),
+        job_s=None if online else _number(run.get("job_s")),
+        makespan_s=None if online else _number(run.get("makespan_s")),
         latency={measure: _summary(run, measure) for measure in LATENCIES},
         parts_s=_numbers(run.get("ttft_parts_s")),
         slo=_numbers(run.get("slo")),
@@ -134,6 +142,7 @@ def _run(run: Mapping[str, Any]) -> Run:
         bound_s=_number(bound.get("job_completion_s")),
         bound_by=str(bound.get("bound_by", "")),
         broken=broken_flags(run.get("validity")),
+        given_up=bool(run.get("given_up")),
     )
 
 

@@ -96,11 +96,11 @@ def name_panel(panel: Axes, place: Iterable[tuple[str, Value]]) -> None:
 
 
 def title(place: Iterable[tuple[str, Value]]) -> str:
-    """What all runs of a panel share."""
+    """What all runs of a panel share; native lengths go without saying."""
     shared = dict(place)
     words = []
     for name, form in _TITLES.items():
-        if (value := shared.get(name)) is not None:
+        if (value := shared.get(name)) is not None and not (name.endswith("_scale") and value == 1):
             words.append(form.format(value if isinstance(value, str) else number(value)))
     return ", ".join(words)
 
