@@ -20,11 +20,16 @@ class RunDirectory:
 
     A janitor process removes it once nobody holds the write end of a pipe any more. This process holds it, and so does
     every child that is started with pass_fds=run.held: if all of them are killed the directory still goes.
+
+    parent: where to make it; by default where temporary files go.
     """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        self._parent = parent
 
     def __enter__(self) -> RunDirectory:
         try:
-            self.path = Path(tempfile.mkdtemp(prefix="dualpath-"))
+            self.path = Path(tempfile.mkdtemp(prefix="dualpath-", dir=self._parent))
         except OSError as error:
             raise ConfigError(f"no temporary directory: {error}; set TMPDIR") from None
         self._kept = False

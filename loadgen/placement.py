@@ -24,7 +24,8 @@ class Place:
 class Placement(Protocol):
     """The nodes of one cluster. description: how their NICs get their rates, for the result."""
 
-    description: str
+    @property
+    def description(self) -> str: ...
 
     def place(self, node: str) -> Place: ...
 

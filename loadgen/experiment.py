@@ -1,0 +1,175 @@
+"""What an experiment is made of: a scaled cluster, a workload of windows, and runs of systems on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from common.errors import ConfigError
+from common.perf.bounds import Plan, Turn
+from common.perf.hardware import get_hardware
+from common.perf.models import get_model_profile
+from common.perf.scaling import Scaling
+from common.rundir import RunDirectory
+from common.workload.hits import Pooled, pooled
+from common.workload.scaling import cut, stretched
+from common.workload.synthetic import SET_SIZE, generate
+from common.workload.trajectories import Trajectory
+from common.workload.windows import windows
+from loadgen.lab import Lab
+from loadgen.placement import Placement
+from loadgen.systems import BOUND_AS
+
+#: Where a store is memory, not a disk.
+MEMORY_DIRECTORY = Path("/dev/shm")
+#: What a result says of the windows (their choice is in common.workload.windows).
+WINDOWS = (
+    "each trajectory is a window of {turns} turns at native context out of a synthetic one of the {set} set; its prefix "
+    "is in storage beforehand; a job's completion time is its turns over the rate at which turns ended while all agents "
+    "were active: the last agents of a short job do not stand for those of a long one; the makespan is beside it"
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that two runs to be compared have in common.
+
+    prefill, decode: nodes. workload: a set of Table 2; turns: of each window. append_scale, generation_scale: of the
+    set's lengths, which still end at its maximum.
+    """
+
+    model: str = "ds-660b"
+    hardware: str = "h800"
+    prefill: int = 2
+    decode: int = 4
+    gpus: int = 1
+    time_factor: float = 4.0
+    workload: str = "64K"
+    turns: int = 6
+    append_scale: float = 1.0
+    generation_scale: float = 1.0
+    know_hits: bool = True
+    seed: int = 0
+
+    @cached_property
+    def scaling(self) -> Scaling:
+        """ConfigError for a model or hardware that is not known."""
+        return Scaling(get_model_profile(self.model), get_hardware(self.hardware), self.gpus, self.time_factor)
+
+    @cached_property
+    def trajectories(self) -> list[Trajectory]:
+        """Of which windows are taken. ConfigError for a set that is not known."""
+        native = generate(self.workload, SET_SIZE, seed=0)
+        limit = min(self.scaling.model.max_context_tokens, self.max_length)
+        return [cut(stretched(trajectory, self.append_scale, self.generation_scale), limit) for trajectory in native]
+
+    @property
+    def max_length(self) -> int:
+        """Of an agent, in tokens (the paper's MAL)."""
+        return int(self.workload.removesuffix("K")) << 10
+
+    @cached_property
+    def mean_turn(self) -> Pooled:
+        return pooled(self.trajectories)
+
+    def windows(self, count: int, seed: int) -> tuple[Trajectory, ...]:
+        """The same ones for the same arguments. ConfigError if there are not so many."""
+        try:
+            return tuple(windows(self.trajectories, count, self.turns, self.seed + seed))
+        except ValueError as error:
+            raise ConfigError(f"{error}: take fewer agents or turns") from None
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The planner's formula for this cluster and workload."""
+        mean = self.mean_turn
+        turn = Turn(round(mean.hit), round(mean.miss), round(mean.generate))
+        return Plan(self.scaling.model, self.scaling.hardware, self.prefill, self.decode, turn, self.gpus)
+
+    def lab(self, placement: Placement, directory: RunDirectory) -> Lab:
+        mean = self.mean_turn
+        return Lab(self.scaling, self.prefill, self.decode, round(mean.hit), round(mean.miss), placement, directory)
+
+    @property
+    def nodes(self) -> str:
+        return f"{self.prefill}P{self.decode}D"
+
+    def place(self) -> dict[str, Any]:
+        """What a run says of where it belongs in a sweep."""
+        return {
+            "model": self.model,
+            "nodes": self.nodes,
+            "mal": self.max_length,
+            "append_scale": self.append_scale,
+            "generation_scale": self.generation_scale,
+        }
+
+    def describe(self, placement: str) -> dict[str, Any]:
+        """For the head of a result."""
+        return {
+            "config": asdict(self),
+            "seed": self.seed,
+            "mean_turn": asdict(self.mean_turn),
+            "workload": WINDOWS.format(turns=self.turns, set=self.workload),
+            "hits": "given by the client" if self.know_hits else "looked up in the store",
+            "scaling": self.scaling.describe(),
+            "scale": f"{self.scaling.describe()['statement']}; NICs are {placement}",
+            "thresholds": asdict(self.scaling.thresholds(round(self.mean_turn.hit), round(self.mean_turn.miss))),
+            "versions": versions(),
+        }
+
+    def bounds(self, agents: int, count: int) -> dict[str, Any]:
+        """What the formula says of a job of count windows, agents of them at a time."""
+        return self.plan.describe(agents, max(round(count * self.turns / agents), 1))
+
+    def bound_ratio(self, slower: str, faster: str, agents: int, count: int) -> float:
+        """Job completion time of one system over another's, by the formula alone."""
+        turns = max(round(count * self.turns / agents), 1)
+        of, to = (self.plan.job_completion_s(BOUND_AS[name], agents, turns) for name in (slower, faster))
+        return of / to
+
+
+def versions() -> dict[str, str]:
+    """Of what could change a number."""
+    return {
+        "dualpath": _own_version(),
+        "python": platform.python_version(),
+        "pyzmq": zmq.__version__,
+        "kernel": platform.release(),
+        "cores": str(len(os.sched_getaffinity(0))),
+    }
+
+
+def _own_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("dualpath")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def store_directory(blocks: int) -> Path | None:
+    """Where to keep a store of so many blocks: in memory where it fits there well, else (None) with temporary files."""
+    needed = blocks * 3 * 4096  # a header a block, a third of it for directories and for what runs add
+    try:
+        status = os.statvfs(MEMORY_DIRECTORY)
+    except OSError:
+        return None
+    return MEMORY_DIRECTORY if status.f_bavail * status.f_frsize > 2 * needed else None
+
+
+def interleaved(systems: Sequence[str], rounds: int) -> list[tuple[int, str]]:
+    """(round, system) in the order of running: each round has every system once, every other one in reverse: a machine
+    that slows down or warms up favours nobody."""
+    order: list[tuple[int, str]] = []
+    for index in range(rounds):
+        order += [(index, system) for system in (systems if index % 2 == 0 else reversed(systems))]
+    return order

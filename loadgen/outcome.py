@@ -1,0 +1,191 @@
+"""What one run of one system comes to, in the real cluster's time. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Any
+
+from common.messages import MemberStatus
+from common.types import Role
+from loadgen.balance import Series, max_over_avg, mean_max_over_avg, overall_max_over_avg
+from loadgen.measure import RunLog, Slo, TurnRecord, measure, percentile, steady_window
+from loadgen.observe import Sample
+
+PARTS = ("scheduling", "allocation", "read", "prefill")
+#: Bounds of the validity flags.
+MAX_CPU, MAX_LAG_S, MIN_HIT = 0.9, 0.1, 0.99
+#: Attention balance is taken over so much of the job (spec §10).
+ATTENTION_SHARE = 0.05
+
+_SAMPLE = re.compile(r"(\w+)\{(.*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """What was seen beside the turns. lags: of the client's event loop, wall seconds; cpu: share of the host's cores;
+    cpu_s: CPU seconds of each process. expected_hit: tokens that should have hit in all turns that were offered."""
+
+    samples: Sequence[Sample]
+    missed_samples: int
+    lags: Sequence[float]
+    cpu: float
+    cpu_s: Mapping[str, float]
+    expected_hit: int
+
+
+def unstretched(log: RunLog, factor: float) -> RunLog:
+    """The log with all durations divided by factor, the start of the run staying where it is."""
+
+    def at(time: float) -> float:
+        return log.started + (time - log.started) / factor
+
+    return replace(
+        log,
+        ended=at(log.ended),
+        last_start=None if log.last_start is None else at(log.last_start),
+        turns=[
+            replace(
+                turn,
+                intended=at(turn.intended),
+                started=at(turn.started),
+                ended=at(turn.ended),
+                times=[at(time) for time in turn.times],
+                parts={name: seconds / factor for name, seconds in turn.parts.items()},
+            )
+            for turn in log.turns
+        ],
+        trajectories=[
+            replace(trajectory, intended=at(trajectory.intended), ended=at(trajectory.ended))
+            for trajectory in log.trajectories
+        ],
+    )
+
+
+def outcome(log: RunLog, slo: Slo, witness: Witness, factor: float) -> dict[str, Any]:
+    """A run as JSON (loadgen.report_html says what of it is shown). log is in wall time, which is `factor` times the
+    real cluster's."""
+    real = unstretched(log, factor)
+    samples = [replace(s, at=log.started + (s.at - log.started) / factor) for s in witness.samples]
+    measured = measure(real, slo)
+    rate = level_rate(real)
+    return {
+        **measured,
+        "makespan_s": real.ended - real.started,
+        "job_s": real.offered / rate if rate else real.ended - real.started,
+        "turns_per_s": rate,
+        "ttft_parts_s": _parts(real.turns, fmean),
+        "ttft_parts_p50_s": _parts(real.turns, median),
+        "balance": {"snic": snic_balance(samples, real), "attention": attention_balance(samples, real)},
+        "nic_bytes": nic_bytes(samples),
+        "cpu_s": dict(witness.cpu_s),
+        "validity": _validity(real, measured, witness),
+    }
+
+
+def level_rate(log: RunLog) -> float | None:
+    """Turns that ended a second while all agents were active; None if the run was too short to tell."""
+    window = steady_window(log)
+    if window is None:
+        return None
+    start, end = window
+    ended = sum(start < turn.ended <= end and turn.failure is None for turn in log.turns)
+    return ended / (end - start) if ended else None
+
+
+def _parts(turns: Iterable[TurnRecord], mean: Any) -> dict[str, float]:
+    told = [turn.parts for turn in turns if turn.failure is None and turn.parts]
+    return {part: mean([parts.get(f"{part}_s", 0.0) for parts in told]) for part in PARTS} if told else {}
+
+
+# -- balance --
+
+
+def snic_balance(samples: Sequence[Sample], log: RunLog) -> dict[str, Any] | None:
+    """max/avg over nodes of bytes through their storage NICs, both ways, while all agents were active."""
+    nodes = sorted({status.member.node for sample in samples for status in sample.members
+                    if status.member.role is Role.TRAFFIC_MANAGER})
+    loads = [{node: 0.0 for node in nodes} for _ in samples]
+    for load, sample in zip(loads, samples, strict=True):
+        for (name, _), value in _nic_counters(sample.members).items():
+            node, _, interface = name.partition("/")
+            if interface == "snic" and node in load:
+                load[node] += value
+    series = Series([sample.at for sample in samples], {node: [load[node] for load in loads] for node in nodes})
+    window = steady_window(log)
+    return _balance(series.between(*window) if window else series, log.started)
+
+
+def attention_balance(samples: Sequence[Sample], log: RunLog) -> dict[str, Any] | None:
+    """max/avg over the prefill engines of a group of the time that their attention took, in the first part of the job.
+    None without a group of several engines."""
+    groups: dict[str, dict[str, list[float]]] = {}
+    early = [sample for sample in samples if sample.at <= log.started + ATTENTION_SHARE * (log.ended - log.started)]
+    for sample in early:
+        for status in sample.members:
+            if status.member.role is Role.PREFILL:
+                value = status.counters.get("attention_seconds_total", 0.0)
+                groups.setdefault(status.member.group, {}).setdefault(status.member.name, []).append(value)
+    several = [engines for engines in groups.values() if len(engines) > 1]
+    whole = [engines for engines in several if all(len(values) == len(early) for values in engines.values())]
+    told = [_balance(Series([sample.at for sample in early], engines), log.started) for engines in whole]
+    return max((balance for balance in told if balance), key=lambda balance: balance["mean"], default=None)
+
+
+def _balance(series: Series, started: float) -> dict[str, Any] | None:
+    mean = mean_max_over_avg(series)
+    if mean is None:
+        return None
+    return {
+        "mean": mean,
+        "overall": overall_max_over_avg(series),
+        "at_s": [round(at - started, 3) for at in series.times[1:]],
+        "max_over_avg": [max_over_avg(window) for window in series.increments()],
+    }
+
+
+def nic_bytes(samples: Sequence[Sample]) -> dict[str, float]:
+    """Live bytes through each NIC, by direction and traffic class, over the run."""
+    if not samples:
+        return {}
+    before, after = (_nic_counters(sample.members) for sample in (samples[0], samples[-1]))
+    return {f"{nic} {kind}": value - before.get((nic, kind), 0.0) for (nic, kind), value in sorted(after.items())}
+
+
+def _nic_counters(members: Iterable[MemberStatus]) -> dict[tuple[str, str], float]:
+    """Bytes by (NIC, direction and class), of all processes that moved any through it."""
+    totals: dict[tuple[str, str], float] = {}
+    for status in members:
+        for sample, value in status.counters.items():
+            match = _SAMPLE.fullmatch(sample)
+            if match is None or match[1] != "nic_bytes_total":
+                continue
+            labels = dict(label.split("=", 1) for label in match[2].split(","))
+            key = (labels["nic"], f"{labels['direction']} {labels['traffic_class']}")
+            totals[key] = totals.get(key, 0.0) + value
+    return totals
+
+
+# -- validity --
+
+
+def _validity(log: RunLog, measured: Mapping[str, Any], witness: Witness) -> dict[str, Any]:
+    lag = percentile(sorted(witness.lags), 99) or 0.0
+    hit, played = measured["hit_tokens"], len(log.turns)
+    expected = witness.expected_hit * played / log.offered if log.offered else 0
+    warm = hit is not None and expected > 0 and hit >= MIN_HIT * expected
+    share = "unknown" if hit is None or not expected else f"{100 * hit / expected:.1f} %"
+    wrong = measured["failed"] + measured["violations"]
+    return {
+        "no_failures": _flag(not wrong, f"{wrong} turns failed or have the wrong length"),
+        "client_not_saturated": _flag(lag <= MAX_LAG_S, f"event loop late by {lag * 1e3:.0f} ms (p99)"),
+        "not_cpu_bound": _flag(witness.cpu <= MAX_CPU, f"{100 * witness.cpu:.0f} % of the host's CPU time in use"),
+        "cache_warm": _flag(warm, f"{share} of the expected hits were hits"),
+        "observed": _flag(not witness.missed_samples, f"{witness.missed_samples} samples of the cluster missing"),
+    }
+
+
+def _flag(ok: bool, detail: str) -> dict[str, Any]:
+    return {"ok": bool(ok), "detail": detail}
