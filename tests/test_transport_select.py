@@ -6,11 +6,12 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from common.errors import RETRYABLE
 from common.faults import Fault
-from common.transport.base import Intent, TransferError
+from common.transport.base import Batch, Intent, TransferError
 from common.transport.memory import host_identity
 from tests.transport_support import LOOPS, MIB, end, noise, pair, run
 
@@ -152,15 +153,18 @@ def test_a_delay_past_the_deadline_is_a_failure(kind: str) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_corruption_on_the_wire_is_noticed(loop: str) -> None:
+@pytest.mark.parametrize("run_bytes", [3 * MIB, 512], ids=["one run", "many short runs"])
+def test_corruption_on_the_wire_is_noticed(loop: str, run_bytes: int) -> None:
     async def scenario() -> None:
         async with end("tcp", faults=(_fault("corrupt"),)) as writer, end("tcp") as peer:
             source, _ = writer.region(3 * MIB, 1)
             target, memory = peer.region(3 * MIB)
+            starts = np.arange(0, 3 * MIB, run_bytes)
+            runs = np.stack([starts, starts[::-1], np.full(len(starts), run_bytes)], axis=1)
             with pytest.raises(TransferError, match="checksum"):
-                await writer.copy(source, target)
+                await writer.transport.write(Batch(source, target, runs), Intent.KV_LOAD)
             assert peer.counted("transport_refused", reason="checksum") == 1
-            await writer.copy(source, target)
+            await writer.transport.write(Batch(source, target, runs), Intent.KV_LOAD)
             assert bytes(memory.view) == bytes([1]) * 3 * MIB
 
     run(loop, scenario())

@@ -17,7 +17,7 @@ ROUNDS = 15
 
 
 @pytest.mark.benchmarks
-@pytest.mark.parametrize("run_bytes", [4 << 10, 96 << 10, SIZE], ids=lambda size: f"runs of {size >> 10} KiB")
+@pytest.mark.parametrize("run_bytes", [512, 4 << 10, 96 << 10, SIZE], ids=lambda size: f"runs of {size} bytes")
 @pytest.mark.parametrize("kind", ["shm", "tcp", "local"])
 def test_bandwidth(kind: str, run_bytes: int, capsys: pytest.CaptureFixture[str]) -> None:
     async def scenario() -> list[float]:
@@ -42,6 +42,6 @@ def test_bandwidth(kind: str, run_bytes: int, capsys: pytest.CaptureFixture[str]
     ratios = run("uvloop", scenario())
     with capsys.disabled():
         print(
-            f"\n{kind}, runs of {run_bytes >> 10} KiB: bandwidth / numpy copy = {statistics.median(ratios):.2f}"
+            f"\n{kind}, runs of {run_bytes} bytes: bandwidth / numpy copy = {statistics.median(ratios):.2f}"
             f" (median of {ROUNDS}, from {min(ratios):.2f} to {max(ratios):.2f})"
         )
