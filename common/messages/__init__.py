@@ -6,6 +6,7 @@ Who talks to whom:
     engines            <-> scheduler         fetch work, assignments, progress
     engines             -> front end         tokens
     prefill engine      -> decode engine     the first token
+    engine             <-> its group's leader    loads; rounds of profiled forwards
     engine             <-> its traffic manager   staging, layers, handoff, persistence
     traffic manager    <-> traffic manager   staging slots, layer pushes, releases
     traffic manager, scheduler -> storage gateway   match, read, store
@@ -34,6 +35,9 @@ from common.messages.requests import (
     Finished,
     FirstToken,
     HandedOver,
+    Meet,
+    Met,
+    Part,
     PrefillDone,
     PrefillStarted,
     ReportLoad,
@@ -105,11 +109,14 @@ __all__ = [
     "LoadPages",
     "Match",
     "Matched",
+    "Meet",
     "Member",
     "MemberJoined",
     "MemberLeft",
     "MemberStatus",
+    "Met",
     "PagesPersisted",
+    "Part",
     "PeerReleased",
     "PeerStaged",
     "PersistPages",

@@ -191,3 +191,33 @@ class FirstToken:
     token: int
     cached_tokens: int
     finish: FinishReason | None
+
+
+# ---- engines of a group --------------------------------------------------------------------------------------------
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """profiled engine -> the leader of its group, call: it has a forward of so many tokens, whose attention takes so
+    long. Answered by Met when the round begins (services.engine.lockstep)."""
+
+    incarnation: str
+    attention_s: float
+    tokens: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Met:
+    """The forward takes this long, for everybody in the round."""
+
+    seconds: float
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Part:
+    """profiled engine -> the leader of its group: its forward is computed."""
+
+    incarnation: str

@@ -43,7 +43,7 @@ class ComputeModel:
         }[self.model.attention.kind]
         return self._attention_s(cached, new, kind)
 
-    def prefill_linear_s(self, tokens: int) -> float:
+    def prefill_linear_s(self, tokens: float) -> float:
         """Everything else in all layers, of a batch with `tokens` new tokens; 0 for none."""
         if tokens == 0:
             return 0.0
@@ -95,7 +95,7 @@ class ComputeModel:
         )
         return max(compute, self.model.layers * self.model.attention.read_bytes(cached, new) / self._hbm_rate)
 
-    def _linear_s(self, tokens: int) -> float:
+    def _linear_s(self, tokens: float) -> float:
         compute = self.model.linear_flops(tokens) / (self.gpus * self._linear_flops_per_s)
         return max(compute, self.model.weight_bytes_a_gpu / self._hbm_rate)
 

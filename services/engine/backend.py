@@ -99,6 +99,10 @@ class Steps:
         return f"step {step} was not loaded within {self._wait_s:g} s"
 
 
+AttentionSeconds = Callable[[int, int], float]
+"""(cached, new) tokens -> seconds of the hardware that is served for."""
+
+
 class DecodeSequence(Protocol):
     """What a decode step needs to know of a running sequence. Nobody changes it during a step."""
 
@@ -125,6 +129,10 @@ class Backend(Protocol):
     def memory(self) -> DeviceMemory: ...
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
+
+    @property
+    def attention_s(self) -> AttentionSeconds | None:
+        """Predicted attention of one request, all layers; None where nothing is known of it."""
 
     async def prefill(self, batch: Sequence[PrefillSequence], steps: Steps) -> list[int | None]:
         """Run all layers; the first token of each sequence that ends its prefill here. TimeoutError if a step does not

@@ -13,6 +13,7 @@ from common.clock import monotonic
 from common.config import Config, EngineConfig
 from common.model import configured_scaling, read_configured_model
 from services.engine.backend import DecodeSequence, PrefillSequence, Steps
+from services.engine.lockstep import Lockstep
 from services.engine.memory import DeviceMemory
 
 #: The schedule goes on from the end of the last piece of work if the next one is there within so many seconds of it:
@@ -33,11 +34,27 @@ class ProfiledBackend:
         self._compute = scaling.compute
         self._time_factor = scaling.time_factor
         self._busy_until = 0.0
+        self._lockstep: Lockstep | None = None
+
+    def join(self, lockstep: Lockstep) -> None:
+        """From now on prefill forwards take the time of the slowest of the group."""
+        self._lockstep = lockstep
+
+    def attention_s(self, cached: int, new: int) -> float:
+        return self._compute.prefill_attention_s(cached, new) / self._compute.gpus
+
+    def linear_s(self, tokens: float) -> float:
+        """All but attention, of a forward with so many new tokens."""
+        return self._compute.prefill_linear_s(tokens)
 
     async def prefill(self, batch: Sequence[PrefillSequence], steps: Steps) -> list[int | None]:
-        places = [sequence.place for sequence in batch]
-        time = self._compute.prefill_s([(place.cached, place.new) for place in places])
-        await self._pass_steps(steps, time.total_s * self._time_factor)
+        time = self._compute.prefill_s([(sequence.place.cached, sequence.place.new) for sequence in batch])
+        seconds = time.total_s
+        if self._lockstep is not None:
+            seconds = await self._lockstep.meet(time.attention_s, sum(sequence.place.new for sequence in batch))
+        await self._pass_steps(steps, seconds * self._time_factor)
+        if self._lockstep is not None:
+            self._lockstep.part()
         return [
             None if sequence.sampling is None else self._token(sequence.place.cached + sequence.place.new)
             for sequence in batch

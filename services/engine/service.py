@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+
 from common.clock import monotonic
 from common.config import Config, EngineConfig
 from common.errors import ConfigError, DualPathError, ErrorCode
@@ -21,10 +23,10 @@ from common.messages import (
     Cancel,
     Capacity,
     EngineLoad,
-    Fetch,
     Member,
     ReadQueue,
     Release,
+    ReportLoad,
     RequestFailed,
     Stage,
     StageFailed,
@@ -35,6 +37,7 @@ from common.transport.memory import host_identity
 from common.transport.region import RegionDescriptor
 from common.types import KEY_BYTES, Request, RequestKey
 from services.engine.backend import Backend
+from services.engine.fetching import Fetching
 from services.engine.memory import DeviceMemory
 
 #: A layer, and likewise the end of a forward, waits for at most so many transfers, each with its own deadline.
@@ -126,16 +129,21 @@ class EngineService(Service, Generic[S]):
         return RegionDescriptor(b"", segment.size, host_identity(), segment.path, "")
 
     def describe(self, member: Member) -> Member:
-        return replace(
+        self.me = replace(
             member,
+            group=self.settings.group or f"{self.role.value}@{self.node_name}",
             manifest=self.model.manifest,
             capacity=self._capacity,
             traffic_manager=self.traffic_manager.endpoint,
             traffic_manager_incarnation=self._traffic_manager_incarnation,
         )
+        return self.me
 
     async def start(self) -> None:
         await super().start()
+        self.fetching = Fetching(self.me, self.members, self._report, self._send_to, self.to_scheduler)
+        self.companions.callback(self.fetching.close)
+        self.node.on(ReportLoad, lambda msg, peer: self.fetching.collect(msg))
         self.spawn(self._fetch_regularly(), "fetch", essential=True)
 
     def member_left(self, member: Member, reason: str) -> None:
@@ -149,10 +157,18 @@ class EngineService(Service, Generic[S]):
     # -- work --
 
     def fetch(self) -> None:
-        """Tell the scheduler how loaded we are and that we take more (spec §7)."""
-        if not self.draining:
-            seq, tok, free = self.load()
-            self.to_scheduler(Fetch([EngineLoad(self.incarnation, seq, tok, self._read_q, free, self._read_rate)]))
+        """Tell the scheduler, through our group's leader, how loaded we are and that we take more (spec §7)."""
+        if hasattr(self, "fetching"):  # a request that comes before is reported with the first regular fetch
+            self.fetching.changed()
+
+    def _report(self) -> EngineLoad | None:
+        if self.draining:
+            return None
+        seq, tok, free = self.load()
+        return EngineLoad(self.incarnation, seq, tok, self._read_q, free, self._read_rate)
+
+    def _send_to(self, member: Member, msg: object) -> None:
+        self.node.link(member.control).send(msg)
 
     async def _fetch_regularly(self) -> None:
         while True:
@@ -179,7 +195,7 @@ class EngineService(Service, Generic[S]):
 
     def _refusal(self, request: Request) -> str | None:
         """What the front end should have refused: the engine checks again, so that no request can harm the others."""
-        if max(request.tokens, default=0) >= self.model.vocab_size:
+        if request.num_tokens and np.frombuffer(request.prompt, dtype="<u4").max() >= self.model.vocab_size:
             return f"a token id is out of the vocabulary of {self.model.vocab_size}"
         limit = self.max_context_tokens
         if request.num_tokens < 1 or request.max_new_tokens < 1 or request.num_tokens + request.max_new_tokens > limit:
@@ -215,6 +231,7 @@ class EngineService(Service, Generic[S]):
                 first < stop,
                 first,
                 request.keys[first * KEY_BYTES : stop * KEY_BYTES],
+                msg.read_path,
                 peer.traffic_manager,
                 peer.traffic_manager_incarnation,
             )

@@ -10,7 +10,7 @@ import asyncio
 
 from common.clock import monotonic
 from common.config import PrefillConfig
-from common.errors import DualPathError, ErrorCode
+from common.errors import ConfigError, DualPathError, ErrorCode
 from common.finish import finish_reason
 from common.messages import (
     Assign,
@@ -18,6 +18,7 @@ from common.messages import (
     FirstToken,
     ForwardDrained,
     LayersLoaded,
+    Member,
     PrefillDone,
     Ready,
     Token,
@@ -25,8 +26,10 @@ from common.messages import (
 )
 from common.rpc import Peer
 from common.types import ReadPath, RequestKey, Role
+from services.engine.lockstep import Lockstep
+from services.engine.profiled import ProfiledBackend
 from services.engine.service import LAYER_TRANSFERS, EngineService
-from services.prefill.batching import Budget, Chunk, pack
+from services.prefill.batching import Budget, Chunk, Quota, pack
 from services.prefill.forwards import Forwards, Run
 from services.prefill.layerwise import Layerwise, layerwise_rows
 from services.prefill.resident import Resident, resident_rows
@@ -38,6 +41,7 @@ class PrefillEngine(EngineService[Sequence]):
 
     role = Role.PREFILL
     forwards: Forwards
+    _lockstep: Lockstep | None = None
 
     @property
     def settings(self) -> PrefillConfig:
@@ -55,8 +59,10 @@ class PrefillEngine(EngineService[Sequence]):
     async def open(self) -> None:
         await super().open()
         self._wake = asyncio.Event()
+        self._quota = self._make_quota()
         self.forwards = Layerwise(self) if self.settings.layerwise else Resident(self)
         self._computed_tokens = self.metrics.counter("prefill_tokens", "Prompt tokens computed")
+        self._attention = self.metrics.counter("attention_seconds", "Predicted attention of the forwards computed")
         self._cached_tokens = self.metrics.counter("cached_tokens", "Prompt tokens found in storage")
         self.metrics.gauge("device_memory_peak_bytes", "Most KV bytes in device memory at once").set_function(
             lambda: self.memory.peak_bytes
@@ -66,6 +72,25 @@ class PrefillEngine(EngineService[Sequence]):
         on(LayersLoaded, lambda msg, peer: self.forwards.loaded(msg))
         on(ForwardDrained, lambda msg, peer: self.forwards.drained(msg))
         self.spawn(self._serve(), "serve", essential=True)
+
+    async def start(self) -> None:
+        await super().start()
+        if isinstance(self.backend, ProfiledBackend):
+            self._lockstep = Lockstep(
+                self.node,
+                self.me,
+                self.members,
+                lambda: self.fetching.leader,
+                self.backend.linear_s,
+                self.wait_s,
+                self.metrics,
+            )
+            self.backend.join(self._lockstep)
+
+    def member_left(self, member: Member, reason: str) -> None:
+        super().member_left(member, reason)
+        if self._lockstep is not None:
+            self._lockstep.left(member)
 
     def load(self) -> tuple[int, int, int]:
         tokens = sum(sequence.num_tokens for sequence in self._sequences.values())
@@ -141,6 +166,8 @@ class PrefillEngine(EngineService[Sequence]):
                 run.steps.computed(step)
             return
         tokens = await self.backend.prefill(run.batch, run.steps)
+        if (attention_s := self.backend.attention_s) is not None:
+            self._attention.inc(sum(attention_s(piece.place.cached, piece.place.new) for piece in run.batch))
         for sequence, token in zip(run.sequences, tokens, strict=True):
             if token is not None and not sequence.dropped:
                 self._first_token(sequence, token)
@@ -149,7 +176,16 @@ class PrefillEngine(EngineService[Sequence]):
         """The next forward, FIFO, in so many rows of a layer slot."""
         settings = self.settings
         budget = Budget(settings.max_batch_tokens, rows, settings.max_batch_requests)
-        return pack([sequence.pending for sequence in sequences], budget, self.geometry.block_size)
+        return pack([sequence.pending for sequence in sequences], budget, self.geometry.block_size, self._quota)
+
+    def _make_quota(self) -> Quota | None:
+        """The compute quota (spec §8), if there is one. ConfigError if nothing predicts what it bounds."""
+        limit_s, attention_s = self.settings.quota_s, self.backend.attention_s
+        if not limit_s:
+            return None
+        if attention_s is None:
+            raise ConfigError("prefill.quota_s needs perf.predictor: make one with `dualpath profile`")
+        return Quota(limit_s, attention_s)
 
     def tell(self, msg: object) -> None:
         """One-way to our traffic manager."""

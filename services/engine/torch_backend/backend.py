@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -14,7 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from common.config import Config, EngineConfig
 from common.errors import ConfigError
 from common.model import ModelDirectory, read_configured_directory
-from services.engine.backend import DecodeSequence, PrefillSequence, Steps
+from common.perf.predictor import Identity, load_profile
+from services.engine.backend import AttentionSeconds, DecodeSequence, PrefillSequence, Steps
 from services.engine.torch_backend.attention import PackedAttention, PagedAttention
 from services.engine.torch_backend.memory import TensorMemory
 from services.engine.torch_backend.model import LayeredModel
@@ -27,11 +29,17 @@ class TorchBackend:
     """A Backend for a model directory."""
 
     def __init__(
-        self, directory: ModelDirectory, layered: LayeredModel, memory: TensorMemory, executor: ThreadPoolExecutor
+        self,
+        directory: ModelDirectory,
+        layered: LayeredModel,
+        memory: TensorMemory,
+        executor: ThreadPoolExecutor,
+        attention_s: AttentionSeconds | None,
     ) -> None:
         self.model = directory
         self.memory = memory
         self.eos_token_ids = layered.eos_token_ids
+        self.attention_s = attention_s
         self._layered = layered
         self._executor = executor
         self._pages = memory.pages()
@@ -44,6 +52,7 @@ class TorchBackend:
         except RuntimeError as error:
             raise ConfigError(f"model.device {config.model.device!r}: {str(error).splitlines()[0]}") from None
         directory = await asyncio.to_thread(read_configured_directory, config.model)
+        attention_s = _fitted_attention(config, settings, directory) if config.perf.predictor else None
         executor = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-compute")
         try:
             loop = asyncio.get_running_loop()
@@ -52,7 +61,7 @@ class TorchBackend:
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
-        return cls(directory, layered, memory, executor)
+        return cls(directory, layered, memory, executor, attention_s)
 
     async def prefill(self, batch: Sequence[PrefillSequence], steps: Steps) -> list[int | None]:
         return await self._run(self._prefill, batch, steps)
@@ -119,3 +128,12 @@ class TorchBackend:
         logits = layered.logits(state, torch.arange(len(batch)))
         requests = [(sequence.request.sampling, sequence.num_generated) for sequence in batch]
         return sample(logits, requests, layered.eos_token_ids)
+
+
+def _fitted_attention(config: Config, settings: EngineConfig, directory: ModelDirectory) -> AttentionSeconds:
+    """From the file of `dualpath profile`. ConfigError if it is for something else."""
+    manifest = directory.manifest
+    identity = Identity(
+        manifest.model_digest, config.model.device, manifest.geometry.parts[0].dtype, settings.threads
+    )
+    return load_profile(Path(config.perf.predictor), identity).attention.predictor.seconds
