@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from common.clock import monotonic
 from common.workload.hits import hits
 from common.workload.text import Text
-from common.workload.trajectories import Trajectory
+from common.workload.trajectories import Trajectory, Turn
 from loadgen.client import Client, Completion
 from loadgen.measure import RunLog, TrajectoryRecord, TurnRecord
 from loadgen.prompt import History
@@ -50,22 +50,15 @@ class Agent:
             history.cut(turn.context)
             history.extend(stream.take(turn.append))
             self.log.attempted += 1
-            answer = await self.client.complete(self.model, history, turn.generate, known[index])
-            record = TurnRecord(
-                session=name,
-                turn=index,
-                intended=due,
-                started=answer.started,
-                ended=answer.ended,
-                prompt_tokens=len(history),
-                requested=turn.generate,
-                times=answer.times,
-                parts=answer.parts,
-                cached_tokens=answer.cached_tokens,
-                failure=answer.failure,
-                detail=answer.detail,
-                violations=violations(answer, len(history), turn.generate),
-            )
+            answer = Completion(started=monotonic())
+
+            try:
+                await self.client.complete(self.model, history, turn.generate, known[index], answer)
+            except asyncio.CancelledError:
+                answer.ended = monotonic()
+                self.log.cut.append(_record(name, index, due, turn, len(history), answer))
+                raise
+            record = _record(name, index, due, turn, len(history), answer)
             self.log.turns.append(record)
             self.observe(record, history, answer)
             if answer.failure is not None:
@@ -74,6 +67,24 @@ class Agent:
             history.extend(answer.tokens)
             due = answer.ended
         self.log.trajectories.append(TrajectoryRecord(name, intended, answer.times[-1], completed=True))
+
+
+def _record(name: str, index: int, due: float, turn: Turn, prompt_tokens: int, answer: Completion) -> TurnRecord:
+    return TurnRecord(
+        session=name,
+        turn=index,
+        intended=due,
+        started=answer.started,
+        ended=answer.ended,
+        prompt_tokens=prompt_tokens,
+        requested=turn.generate,
+        times=answer.times,
+        parts=answer.parts,
+        cached_tokens=answer.cached_tokens,
+        failure=answer.failure,
+        detail=answer.detail,
+        violations=violations(answer, prompt_tokens, turn.generate),
+    )
 
 
 def violations(answer: Completion, prompt_tokens: int, requested: int) -> list[str]:

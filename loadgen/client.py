@@ -151,11 +151,17 @@ class Client:
         return tokens
 
     async def complete(
-        self, model: str, prompt: History, max_tokens: int, hit_tokens: int | None = None
+        self,
+        model: str,
+        prompt: History,
+        max_tokens: int,
+        hit_tokens: int | None = None,
+        into: Completion | None = None,
     ) -> Completion:
         """Generate greedily exactly max_tokens tokens after prompt.
 
-        hit_tokens: how much of the prompt the server has in storage, where the client is to tell.
+        hit_tokens: how much of the prompt the server has in storage, where the client is to tell. into: a fresh one to
+        fill in, for who wants to know what had come when the call was cancelled.
         """
         body: dict[str, Any] = {
             "model": model,
@@ -169,7 +175,7 @@ class Client:
         if hit_tokens is not None:
             body["hit_tokens"] = hit_tokens
         content = b'{"prompt":%b,%b' % (prompt.json(), json.dumps(body).encode()[1:])
-        result = Completion(started=monotonic())
+        result = into or Completion(started=monotonic())
         try:
             async with asyncio.timeout(self._request_timeout_s):
                 with self._connection() as http:

@@ -31,9 +31,9 @@ from loadgen.systems import BOUND_AS
 MEMORY_DIRECTORY = Path("/dev/shm")
 #: What a result says of the windows (their choice is in common.workload.windows).
 WINDOWS = (
-    "each trajectory is a window of {turns} turns at native context out of a synthetic one of the {set} set; its prefix "
-    "is in storage beforehand; a job's completion time is its turns over the rate at which turns ended while all agents "
-    "were active: the last agents of a short job do not stand for those of a long one; the makespan is beside it"
+    "each trajectory is a window of {turns} turns at native context out of a synthetic one of the {set} set; its prefix"
+    " is in storage beforehand; a job's completion time is its turns over the rate at which turns ended while all"
+    " agents were active: the last agents of a short job do not stand for a long one's; the makespan is given too"
 )
 
 

@@ -94,7 +94,8 @@ class TrajectoryRecord:
 class RunLog:
     """What happened in one run. offered: turns that were to be sent, attempted: turns that were sent.
 
-    last_start: when the last trajectory started, None as long as more are to start.
+    last_start: when the last trajectory started, None as long as more are to start. cut: turns that were under way when
+    the run was ended, with the tokens that had come.
     """
 
     offered: int
@@ -104,6 +105,7 @@ class RunLog:
     last_start: float | None = None
     interrupted: bool = False
     turns: list[TurnRecord] = field(default_factory=list)
+    cut: list[TurnRecord] = field(default_factory=list)
     trajectories: list[TrajectoryRecord] = field(default_factory=list)
 
 

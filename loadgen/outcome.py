@@ -42,21 +42,22 @@ def unstretched(log: RunLog, factor: float) -> RunLog:
     def at(time: float) -> float:
         return log.started + (time - log.started) / factor
 
+    def turn_at(turn: TurnRecord) -> TurnRecord:
+        return replace(
+            turn,
+            intended=at(turn.intended),
+            started=at(turn.started),
+            ended=at(turn.ended),
+            times=[at(time) for time in turn.times],
+            parts={name: seconds / factor for name, seconds in turn.parts.items()},
+        )
+
     return replace(
         log,
         ended=at(log.ended),
         last_start=None if log.last_start is None else at(log.last_start),
-        turns=[
-            replace(
-                turn,
-                intended=at(turn.intended),
-                started=at(turn.started),
-                ended=at(turn.ended),
-                times=[at(time) for time in turn.times],
-                parts={name: seconds / factor for name, seconds in turn.parts.items()},
-            )
-            for turn in log.turns
-        ],
+        turns=[turn_at(turn) for turn in log.turns],
+        cut=[turn_at(turn) for turn in log.cut],
         trajectories=[
             replace(trajectory, intended=at(trajectory.intended), ended=at(trajectory.ended))
             for trajectory in log.trajectories
@@ -73,8 +74,8 @@ def outcome(log: RunLog, slo: Slo, witness: Witness, factor: float) -> dict[str,
     rate = level_rate(real)
     return {
         **measured,
-        "makespan_s": real.ended - real.started,
-        "job_s": real.offered / rate if rate else real.ended - real.started,
+        "makespan_s": real.ended - real.started if len(real.turns) == real.offered else None,
+        "job_s": real.offered / rate if rate else None,
         "turns_per_s": rate,
         "ttft_parts_s": _parts(real.turns, fmean),
         "ttft_parts_p50_s": _parts(real.turns, median),

@@ -22,8 +22,13 @@ class ProgressMode(StrEnum):
     NONE = "none"
 
 
+OnTurn = Callable[[TurnRecord], None]
+OnRun = Callable[[str, int], OnTurn]
+"""Told of a run that starts, by its title and number of turns; what it returns is told of each turn."""
+
+
 @contextmanager
-def progress(mode: ProgressMode, total: int) -> Iterator[Callable[[TurnRecord], None]]:
+def progress(mode: ProgressMode, total: int) -> Iterator[OnTurn]:
     """A function to call with each turn that ended; total: turns that are to come."""
     if mode is ProgressMode.JSON:
         yield _json_lines(total)
@@ -33,6 +38,23 @@ def progress(mode: ProgressMode, total: int) -> Iterator[Callable[[TurnRecord], 
             yield lambda record: bar.update(task, advance=1, last=_describe(record))
     else:
         yield lambda record: None
+
+
+@contextmanager
+def runs_progress(mode: ProgressMode) -> Iterator[OnRun]:
+    """For an experiment of many runs: a bar for each, as they come."""
+    if mode is ProgressMode.JSON:
+        yield lambda title, total: _json_lines(total, {"run": title})
+    elif mode is ProgressMode.AUTO and sys.stderr.isatty():
+        with _bar() as bar:
+
+            def start(title: str, total: int) -> OnTurn:
+                task = bar.add_task(title, total=total, last="")
+                return lambda record: bar.update(task, advance=1, last=_describe(record))
+
+            yield start
+    else:
+        yield lambda title, total: lambda record: None
 
 
 def _bar() -> Progress:
@@ -52,13 +74,14 @@ def _describe(record: TurnRecord) -> str:
     return f"{record.session} turn {record.turn}: TTFT {record.ttft * 1e3:.0f} ms"
 
 
-def _json_lines(total: int) -> Callable[[TurnRecord], None]:
+def _json_lines(total: int, also: dict[str, str] | None = None) -> OnTurn:
     done = 0
 
     def line(record: TurnRecord) -> None:
         nonlocal done
         done += 1
         row = {
+            **(also or {}),
             "done": done,
             "total": total,
             "session": record.session,

@@ -45,7 +45,7 @@ def _latencies(result: dict[str, Any]) -> Table:
     for title, key, unit in _LATENCIES:
         values = result[key]
         last = "*" if values["few_samples"] and values["n"] else ""
-        cells = [_number(values[name]) for name in ("mean", "p50", "p95", "p99")]
+        cells = [number(values[name]) for name in ("mean", "p50", "p95", "p99")]
         table.add_row(f"{title} [{unit}]".replace("[", r"\["), *cells[:3], cells[3] + last, str(values["n"]))
     table.caption = f"percentiles: {result['percentile_method']}; * fewer than 100 values, so p99 is the largest"
     return table
@@ -57,7 +57,7 @@ def _rates(result: dict[str, Any]) -> Table:
         table.add_column(name, justify="left" if name == "window" else "right")
     for name in ("whole", "steady"):
         window = result["rates"][name]
-        cells = [_number(value) for value in window.values()] if window else ["-"] * 6
+        cells = [number(value) for value in window.values()] if window else ["-"] * 6
         table.add_row(name, *cells)
     slo = result["slo"]
     table.caption = (
@@ -91,7 +91,7 @@ def _facts(result: dict[str, Any]) -> list[str]:
     return lines + [f"problem: {problem}" for problem in result["problems"]]
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}"

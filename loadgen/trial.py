@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,32 +14,38 @@ from common.workload.hits import hits
 from common.workload.text import IdText
 from common.workload.trajectories import Trajectory
 from loadgen.agent import Agent
+from loadgen.capacity import verdict
 from loadgen.client import Client, Completion, ensure_descriptors
 from loadgen.host import HostMeter, cpu_seconds
 from loadgen.lab import Lab
 from loadgen.measure import RunLog, Slo, TurnRecord
 from loadgen.observe import Observer
 from loadgen.online import Arrival, online
-from loadgen.outcome import Witness, outcome
+from loadgen.outcome import Witness, outcome, unstretched
 from loadgen.placement import CONTROL
+from loadgen.progress import OnTurn
 from loadgen.prompt import History
 from loadgen.replay import replay
 
 
 @dataclass(frozen=True, slots=True)
 class Offline:
-    """agents start at once; each plays one trajectory after another until all are played."""
+    """agents start at once; each plays one trajectory after another. The run ends once the last trajectory has started:
+    so long all agents were active. whole: once all have ended."""
 
     trajectories: tuple[Trajectory, ...]
     agents: int
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """Each trajectory starts at its time, in real seconds. The run is given up once more than `misses` turns have
-    missed the TTFT objective: it cannot meet it at the 99th percentile any more."""
+    """Each trajectory starts at its time, in real seconds. The run ends after until_s: by then every turn that was due
+    before the last arrival has had its first token, or has missed the objective. It is given up before once more than
+    `misses` turns have missed that: by then it is hopeless."""
 
     arrivals: tuple[Arrival, ...]
+    until_s: float
     misses: int
 
     @property
@@ -46,6 +54,7 @@ class Online:
 
 
 Load = Offline | Online
+POLL_S = 0.1
 
 
 class GivenUp(Exception):
@@ -59,7 +68,7 @@ async def trial(
     seeded: Path,
     slo: Slo,
     know_hits: bool,
-    on_turn: Callable[[TurnRecord], None],
+    on_turn: OnTurn,
 ) -> dict[str, Any]:
     """The outcome of this load on a fresh cluster of this system, whose store starts as seeded. ConfigError if the
     cluster does not come up or loses a process."""
@@ -99,7 +108,10 @@ async def trial(
         {name: round(after[name] - before[name], 2) for name in after},
         sum(sum(hits(trajectory)) for trajectory in load.trajectories),
     )
-    return {**outcome(log, slo, witness, factor), "given_up": log.interrupted}
+    result = outcome(log, slo, witness, factor)
+    if isinstance(load, Online):
+        result["verdict"] = verdict(unstretched(log, factor), slo, log.interrupted)
+    return result
 
 
 async def _play(agent: Agent, load: Load, factor: float) -> None:
@@ -107,16 +119,29 @@ async def _play(agent: Agent, load: Load, factor: float) -> None:
     try:
         if isinstance(load, Offline):
             ensure_descriptors(load.agents)
-            await replay(agent, stretched(load.trajectories, factor), load.agents)
+            job = replay(agent, stretched(load.trajectories, factor), load.agents)
+            await (job if load.whole else _until_all_started(job, agent.log))
         else:
             ensure_descriptors(len(load.arrivals))
             arrivals = [
                 Arrival(arrival.at * factor, arrival.name, trajectory)
                 for arrival, trajectory in zip(load.arrivals, stretched(load.trajectories, factor), strict=True)
             ]
-            await online(agent, arrivals)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(load.until_s * factor):
+                    await online(agent, arrivals)
     except* GivenUp:
         agent.log.interrupted = True
+
+
+async def _until_all_started(job: Coroutine[Any, Any, None], log: RunLog) -> None:
+    playing = asyncio.create_task(job)
+    try:
+        while log.last_start is None and not playing.done():
+            await asyncio.wait({playing}, timeout=POLL_S)
+    finally:
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
 
 
 def stretched(trajectories: Sequence[Trajectory], factor: float) -> list[Trajectory]:
