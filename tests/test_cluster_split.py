@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from common.faults import Fault
-from common.storage.directory import DirectoryStore
 from common.types import ReadPath, Sampling
 from services.decode.service import DecodeEngine
 from services.engine.torch_backend.reference import Reference
 from services.prefill.service import PrefillEngine
+from services.storage_gateway.reader import BlockReader
 from tests.cluster import cluster_config, run_cluster
 from tests.models import tiny_model
 from tests.test_cluster_bytes import measure
@@ -116,17 +116,18 @@ async def test_a_bad_block_on_either_side(model, reference, tmp_path, split_at, 
             data[-997] ^= 0x40
             path.write_bytes(data)
         else:  # it goes between lookup and read
-            read, reads = DirectoryStore.read, [False, True]
+            read = BlockReader.read
 
-            async def read_after_loss(self, wanted, into):
-                if wanted == key and reads.pop():
-                    path.unlink()
-                return await read(self, wanted, into)
+            async def read_after_loss(self, request_id, keys, *args):
+                if key in keys:
+                    path.unlink(missing_ok=True)
+                return await read(self, request_id, keys, *args)
 
-            monkeypatch.setattr(DirectoryStore, "read", read_after_loss)
+            monkeypatch.setattr(BlockReader, "read", read_after_loss)
         outcome = await driver.generate(prompt, 6)
         assert outcome.tokens == expected and outcome.cached_tokens == 64 * bad
         await cluster.quiet()
+        monkeypatch.undo()  # and with it the split
         again = await driver.generate(prompt, 6)
         assert again.tokens == expected and again.cached_tokens == 5 * 64  # stored again, and right
 

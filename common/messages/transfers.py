@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from common.errors import ErrorCode
 from common.transport.region import RegionDescriptor
-from common.types import RequestKey, Role
+from common.types import ReadPath, RequestKey, Role
 from common.wire import message
 
 # ---- engine <-> its traffic manager --------------------------------------------------------------------------------
@@ -40,7 +40,8 @@ class Stage:
 
     keys: of the blocks to read, the prompt's block number `first` and those behind it. blocks: slots to reserve, from
     the prompt's start (decode side, and the prefill side on its own path: the whole prompt; the prefill side of a split
-    read: its own part). peer / peer_incarnation: control endpoint and incarnation of the other side's traffic manager.
+    read: its own part). path: how the request as a whole is read. peer / peer_incarnation: control endpoint and
+    incarnation of the other side's traffic manager.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class Stage:
     read: bool
     first: int
     keys: bytes
+    path: ReadPath
     peer: str
     peer_incarnation: str
 

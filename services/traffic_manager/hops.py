@@ -20,16 +20,17 @@ class Hop(StrEnum):
 
 
 class Hops:
-    """Counts bytes by hop, when they have arrived."""
+    """Counts bytes by hop, when they have arrived. free: nothing is moved, nor counted (Oracle, spec §9)."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, free: bool) -> None:
+        self._free = free
         self._bytes = metrics.counter("kv_bytes", "KV bytes moved, by hop", ("hop",))
         for hop in Hop:
             self._bytes.labels(hop.value)
 
     async def write(self, transport: Transport, batch: Batch, intent: Intent, hop: Hop) -> None:
         """One transfer. TransferError if it fails; cancelled with its caller, and quiet then."""
-        if not len(batch.runs):
+        if self._free or not len(batch.runs):
             return
         transfer = transport.write(batch, intent)
         try:

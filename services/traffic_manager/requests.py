@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from common.clock import monotonic
 from common.config import TimeoutsConfig
 from common.errors import DualPathError, ErrorCode
 from common.log import get_logger
@@ -21,8 +22,10 @@ from common.rpc import Node
 from common.transport.region import RegionDescriptor
 from common.types import RequestKey, split_keys
 from services.traffic_manager.fence import Fence
+from services.traffic_manager.read_rate import ReadRate
 from services.traffic_manager.staging import SlotQueue, Staged
 from services.traffic_manager.store import BlockStoreClient
+from services.traffic_manager.tier import Tier
 
 #: Ended requests that are remembered, so that a peer's late message is answered instead of waited for.
 REMEMBERED = 4096
@@ -54,6 +57,8 @@ class StagedRequests:
         self._tell = tell
         self._ended: OrderedDict[RequestKey, None] = OrderedDict()
         self._read_q = 0
+        self._rate = ReadRate()
+        self._metrics = metrics
         self._read_q_gauge = metrics.gauge("read_queue_tokens", "Hit tokens of staged requests not yet buffered")
         self._late = metrics.counter("messages_late", "Messages of requests that have ended")
         self._log = get_logger()
@@ -114,20 +119,31 @@ class StagedRequests:
         """Slots are reserved and hits read."""
         raise NotImplementedError
 
-    async def _quiesce(self, staged: Staged) -> None:
-        """Returns once the other side does not touch our slots, having told it that we do not touch its."""
+    def _acquire(self, keys: list[bytes]) -> list[int]:
+        """Slots that hold the first of these blocks already."""
+        return []
+
+    async def _give_back(self, staged: Staged) -> None:
+        """Nobody here uses its slots any more. Returns once the other side does not either, having told it that we do
+        not touch its, and they are free for others."""
         raise NotImplementedError
 
     # -- common ground --
 
     async def _stage(self, staged: Staged) -> None:
-        plan = staged.plan
-        keys = split_keys(plan.keys) if plan.read else []
+        plan, began = staged.plan, monotonic()
+        keys = split_keys(plan.keys)
+        staged.slots = self._acquire(keys)
+        staged.shared = len(staged.slots)
+        staged.cached = staged.shared * self._block_size
+        keys = keys[staged.shared :]
         self._queue_read(len(keys))
         try:
-            staged.slots = await self._slots.take(plan.blocks, self._timeouts.stage_s)
+            await self._allocate(staged)
+            staged.allocation_s = monotonic() - began
             if keys:
                 await self._read(staged, keys)
+                staged.read_s = monotonic() - began - staged.allocation_s
         except DualPathError as error:
             self._tell(StageFailed(plan.request_id, plan.attempt, error.code, error.message))
             return
@@ -137,16 +153,22 @@ class StagedRequests:
         if not staged.released:
             self._buffered(staged)
 
+    async def _allocate(self, staged: Staged) -> None:
+        staged.slots += await self._slots.take(staged.plan.blocks - staged.shared, self._timeouts.stage_s)
+
     async def _read(self, staged: Staged, keys: list[bytes]) -> None:
-        first = staged.plan.first
-        outcome = await self._store.read(staged.plan.request_id, keys, staged.slots[first : first + len(keys)])
-        staged.cached = outcome.hits * self._block_size
+        plan, first = staged.plan, staged.plan.first + staged.shared
+        self._rate.begin(monotonic())
+        outcome = await self._store.read(plan.request_id, plan.path, keys, staged.slots[first : first + len(keys)])
+        self._rate.end(outcome.hits * self._block_size, monotonic())
+        staged.cached += outcome.hits * self._block_size
         if outcome.doubt is not None:
             # the gateway may still write there: set these slots aside and take others
-            doubtful, staged.slots = staged.slots, []
+            doubtful = staged.slots[staged.shared :]
+            del staged.slots[staged.shared :]
             self._slots.pool.quarantine(doubtful)
-            self._spawn(self._settle(outcome.doubt, doubtful), f"late read {staged.plan.request_id}")
-            staged.slots = await self._slots.take(staged.plan.blocks, self._timeouts.stage_s)
+            self._spawn(self._settle(outcome.doubt, doubtful), f"late read {plan.request_id}")
+            await self._allocate(staged)
 
     async def _settle(self, doubt: Coroutine[Any, Any, None], slots: list[int]) -> None:
         await doubt
@@ -154,13 +176,11 @@ class StagedRequests:
 
     async def _release(self, staged: Staged) -> None:
         assert staged.work is not None
-        if not staged.slots:
+        if len(staged.slots) < staged.plan.blocks:
             staged.work.cancel()  # still waiting for slots
         await asyncio.wait({staged.work})
         await staged.quiet.wait()
-        self._slots.pool.quarantine(staged.slots)
-        await self._quiesce(staged)
-        self._slots.release(staged.slots)
+        await self._give_back(staged)
         self._forget(staged)
 
     def _send(self, control: str, msg: object) -> None:
@@ -173,15 +193,17 @@ class StagedRequests:
         if blocks:
             self._read_q += blocks * self._block_size
             self._read_q_gauge.set(self._read_q)
-            self._tell(ReadQueue(self._read_q, 0.0))
+            self._tell(ReadQueue(self._read_q, self._rate.tokens_per_s))
 
 
 class PrefillRequests(StagedRequests):
-    """The prefill side."""
+    """The prefill side. tier: keeps blocks that were read."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, tier: Tier, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._tier = tier
         self._early: OrderedDict[RequestKey, PeerStaged] = OrderedDict()
+        self._tier_hits = self._metrics.counter("tier_hit_tokens", "Hit tokens found in this node's DRAM tier")
 
     def peer_staged(self, msg: PeerStaged) -> None:
         """The decode side has reserved (and, on its path, read); kept if it is ahead of our own Stage."""
@@ -214,10 +236,23 @@ class PrefillRequests(StagedRequests):
 
     def _buffered(self, staged: Staged) -> None:
         if staged.buffered and staged.peer_staged is not None and not staged.released:
-            self._tell(Ready(*staged.key, staged.hits(self._block_size)[1], 0.0, 0.0))
+            peer = staged.peer_staged
+            sides = [(staged.allocation_s, staged.read_s), (peer.allocation_s, peer.read_s)]
+            slower = max(sides, key=lambda side: (side[1] > 0, sum(side)))  # of those that have read, if one has
+            self._tell(Ready(*staged.key, staged.hits(self._block_size)[1], *slower))
 
-    async def _quiesce(self, staged: Staged) -> None:
+    def _acquire(self, keys: list[bytes]) -> list[int]:
+        slots = self._tier.acquire(keys)
+        self._tier_hits.inc(len(slots) * self._block_size)
+        return slots
+
+    async def _give_back(self, staged: Staged) -> None:
         self._send(staged.plan.peer, PeerReleased(*staged.key))
+        shared, cached = staged.shared, staged.cached // self._block_size
+        keys = split_keys(staged.plan.keys)
+        spare = self._tier.keep(keys[shared:cached], staged.slots[shared:cached])
+        self._tier.release(keys[:shared])
+        self._slots.give_back(spare + staged.slots[cached:])
 
 
 class DecodeRequests(StagedRequests):
@@ -239,13 +274,25 @@ class DecodeRequests(StagedRequests):
         self._send(
             plan.peer,
             PeerStaged(
-                *staged.key, self._buffer, staged.slots, plan.first, staged.cached, self._node.endpoint, 0.0, 0.0
+                *staged.key,
+                self._buffer,
+                staged.slots,
+                plan.first,
+                staged.cached,
+                self._node.endpoint,
+                staged.allocation_s,
+                staged.read_s,
             ),
         )
 
+    async def _give_back(self, staged: Staged) -> None:
+        self._slots.pool.quarantine(staged.slots)
+        if staged.exposed:
+            await self._quiesce(staged)
+        self._slots.release(staged.slots)
+
     async def _quiesce(self, staged: Staged) -> None:
-        if not staged.exposed:
-            return
+        """Returns once the prefill side does not touch our slots."""
         gone = asyncio.ensure_future(self._fence.gone(staged.plan.peer_incarnation))
         quiet = asyncio.ensure_future(staged.peer_quiet.wait())
         try:

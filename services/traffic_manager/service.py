@@ -48,7 +48,8 @@ from services.traffic_manager.push import PushWindows
 from services.traffic_manager.requests import DecodeRequests, PrefillRequests
 from services.traffic_manager.runs import Layers, buffer_to_rows
 from services.traffic_manager.staging import SlotQueue
-from services.traffic_manager.store import STORE_BATCH, BlockStoreClient
+from services.traffic_manager.store import STORE_BATCH, BlockStoreClient, FreeStore
+from services.traffic_manager.tier import Tier
 
 
 class TrafficManager(Service):
@@ -62,13 +63,15 @@ class TrafficManager(Service):
         self._memories: list[Memory] = []
         self._forwards: dict[int, Forward] = {}
         self._last_forward = 0
-        self._hops = Hops(self.metrics)
+        self._free = config.network.transport == "null"  # Oracle: nothing is read, stored or moved
+        self._hops = Hops(self.metrics, self._free)
         timeouts = config.timeouts
         longest_write = max(timeouts.transfer_s, timeouts.read_s)
         self._fence = Fence(host_identity(), timeouts.heartbeat_timeout_s + longest_write)
         self._pages: Pages | None = None
         self.staging: SlotQueue | None = None
         self.persisting: SlotQueue | None = None
+        self.tier = Tier(0)
 
     async def open(self) -> None:
         config = self.config
@@ -98,12 +101,15 @@ class TrafficManager(Service):
         self._engine = peer
         device_memory = Memory.open(msg.device_memory.shm, msg.device_memory.size)
         self._device = self._adopt(device_memory)
-        blocks = msg.buffer_bytes // self._geometry.full_block_bytes
+        block_bytes = self._geometry.full_block_bytes
+        blocks = msg.buffer_bytes // block_bytes
         persist_blocks = min(STORE_BATCH, max(1, blocks // 8)) if msg.role is Role.DECODE else 0
-        buffer = Memory.create(f"{self.name}-buffer", blocks * self._geometry.full_block_bytes)
+        self.tier = Tier(self.config.storage.tier // block_bytes if msg.role is Role.PREFILL else 0)
+        buffer = Memory.create(f"{self.name}-buffer", (blocks + self.tier.capacity) * block_bytes)
         self._buffer = self._adopt(buffer)
-        self.staging = SlotQueue(SlotPool(blocks - persist_blocks))
-        self._store = BlockStoreClient(
+        blocks -= persist_blocks
+        self.staging = SlotQueue(SlotPool(blocks + self.tier.capacity))
+        self._store = (FreeStore if self._free else BlockStoreClient)(
             self._geometry,
             self._storage,
             buffer,
@@ -126,16 +132,17 @@ class TrafficManager(Service):
             self._tell,
         )
         if msg.role is Role.DECODE:
-            self._serve_decode(DecodeRequests(self._buffer, *common), blocks - persist_blocks, persist_blocks)
+            self._serve_decode(DecodeRequests(self._buffer, *common), blocks, persist_blocks)
         else:
-            self._serve_prefill(PrefillRequests(*common), device_memory)
+            self._serve_prefill(PrefillRequests(self.tier, *common), device_memory)
         self.metrics.gauge("buffer_slots_free", "Free slots of the staging buffer").set_function(
             lambda: self.staging.pool.num_free if self.staging else 0
         )
         self.metrics.gauge("buffer_waiting", "Requests that wait for staging slots").set_function(
             lambda: len(self.staging) if self.staging else 0
         )
-        return Attached(self.staging.pool.total, self.incarnation)
+        self.metrics.gauge("tier_blocks", "Blocks kept in the DRAM tier").set_function(lambda: len(self.tier))
+        return Attached(blocks, self.incarnation)
 
     def _tell(self, msg: object) -> None:
         """One-way to our engine. If that is gone so are we, soon; if it does not take its messages, at once."""
@@ -262,12 +269,14 @@ class TrafficManager(Service):
         for queue in (self.staging, self.persisting):
             if queue is not None:
                 queue.pool.check_integrity()
+        self.tier.check_integrity()
 
     @property
     def idle(self) -> bool:
-        """Nothing staged, no slot in use or in doubt."""
+        """Nothing staged, no slot in use (but by the tier) or in doubt."""
         pools = [queue.pool for queue in (self.staging, self.persisting) if queue is not None]
-        return not self._forwards and all(pool.num_free == pool.total for pool in pools)
+        lacking = sum(pool.total - pool.num_free for pool in pools)
+        return not self._forwards and not self.tier.num_in_use and lacking == len(self.tier)
 
     async def drain(self) -> None:
         """Our engine has ended before us: what it had staged is void, but blocks on their way to storage arrive."""

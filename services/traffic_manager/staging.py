@@ -25,13 +25,18 @@ from common.types import RequestKey
 class Staged:
     """One request on this side.
 
-    slots: its buffer slots, in block order. cached: tokens of hit KV that were found here. sent (prefill side): of rows
-    [0, sent) the decode buffer holds all. peer_quiet: the other side does not touch our slots any more.
+    slots: its buffer slots, in block order; the first shared of them are the tier's, to be read only. cached: tokens of
+    hit KV that were found here. allocation_s: from Stage to the first byte asked for; read_s: from there to the last
+    hit block. sent (prefill side): of rows [0, sent) the decode buffer holds all. peer_quiet: the other side does not
+    touch our slots any more.
     """
 
     plan: Stage
     slots: list[int] = field(default_factory=list)
+    shared: int = 0
     cached: int = 0
+    allocation_s: float = 0.0
+    read_s: float = 0.0
     buffered: bool = False
     sent: int = 0
     peer_staged: PeerStaged | None = None

@@ -24,6 +24,7 @@ from common.rpc import Link, Node
 from common.transport.base import Batch, Intent, Transport, make_runs
 from common.transport.memory import Memory
 from common.transport.region import RegionDescriptor
+from common.types import ReadPath
 
 #: Blocks of one store batch: enough to keep the NIC busy, few enough to share the gateway's buffer.
 STORE_BATCH = 8
@@ -67,12 +68,15 @@ class BlockStoreClient:
         self._timeouts = timeouts
         self._read = metrics.counter("storage_read_bytes", "KV bytes read from storage into this node's buffer")
         self._written = metrics.counter("storage_write_bytes", "KV bytes written to storage from this node")
+        self._read_by_path = metrics.counter(
+            "storage_read_path_bytes", "The same, by the read path of the requests", ("path",)
+        )
         self._failed = metrics.counter("storage_failures", "Blocks that could not be read or stored", ("operation",))
         self._breaker = Breaker(timeouts.breaker_s, monotonic)
         self._log = get_logger()
 
-    async def read(self, request_id: str, keys: list[bytes], slots: list[int]) -> ReadOutcome:
-        """Read blocks into slots. Never raises for storage's sake.
+    async def read(self, request_id: str, path: ReadPath, keys: list[bytes], slots: list[int]) -> ReadOutcome:
+        """Read blocks into slots, for a request on this path. Never raises for storage's sake.
 
         If the gateway does not answer in time, or at all because it has left, it may still write: outcome.doubt then
         ends when it cannot any more, and until that the slots must be neither used nor given back.
@@ -98,7 +102,9 @@ class BlockStoreClient:
             self._failed.labels("read").inc(len(keys))
             return ReadOutcome(0, self._quiet(call, member.incarnation) if _unanswered(call) else None)
         results = call.result()
-        self._read.inc(sum(results.ok) * size)
+        read = sum(results.ok) * size
+        self._read.inc(read)
+        self._read_by_path.labels(path.value).inc(read)
         hits = results.ok.index(False) if False in results.ok else len(results.ok)
         self._failed.labels("read").inc(len(keys) - hits)
         return ReadOutcome(hits)
@@ -178,6 +184,16 @@ class BlockStoreClient:
     def _checksums(self, slots: list[int]) -> list[int]:
         size = self._geometry.full_block_bytes
         return [xxhash.xxh3_64_intdigest(self._buffer.view[slot * size : (slot + 1) * size]) for slot in slots]
+
+
+class FreeStore(BlockStoreClient):
+    """Storage of the Oracle (spec §9): every hit is there at once, nothing is stored, and the gateway is not asked."""
+
+    async def read(self, request_id: str, path: ReadPath, keys: list[bytes], slots: list[int]) -> ReadOutcome:
+        return ReadOutcome(len(keys))
+
+    async def announce(self, keys: list[bytes]) -> list[bool]:
+        return [False] * len(keys)
 
 
 def _unanswered(call: asyncio.Future[BlockResults]) -> bool:
