@@ -76,6 +76,13 @@ def test_decode_device_memory_counts_what_is_assigned_but_not_handed_over():
     assert list(starts(policy.handle(KvHandedOver(("a", 0)), 2.0))) == ["b"]
 
 
+def test_a_prompt_leaves_room_for_a_token_in_device_memory():
+    policy = ready(make_policy(), "p", "d", device=300)
+    fetch(policy, load("d", free=200))
+    assert arrive(policy, "a", 200) == []
+    assert starts(fetch(policy, load("d", free=201)))
+
+
 def test_no_engines_and_full_queue_are_refused():
     policy = make_policy(max_waiting=1)
     assert arrive(policy, "a") == [Fail(("a", 0), ErrorCode.NO_ENGINES, "no live prefill engine")]
@@ -203,7 +210,15 @@ def test_cancelled_in_every_state():
     assert not policy.requests
 
 
-def test_a_cancelled_head_lets_the_next_one_pass():
+def test_a_cancelled_head_lets_the_next_one_pass_on_the_prefill_side():
+    policy = ready(make_policy("pe_only"), "p", buffer=4)
+    ready(policy, "d", buffer=64)
+    arrive(policy, "a", 128)  # 2 blocks of 4
+    assert arrive(policy, "b", 192) == arrive(policy, "c", 64) == []
+    assert list(starts(policy.handle(RequestCancelled(("b", 0)), 1.0))) == ["c"]
+
+
+def test_a_cancelled_head_lets_the_next_one_pass_on_the_decode_side():
     policy = ready(make_policy(), "p", "d", buffer=4)
     arrive(policy, "a", 200)
     assert arrive(policy, "b", 256) == arrive(policy, "c", 64) == []

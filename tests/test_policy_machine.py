@@ -53,6 +53,9 @@ class Machine(RuleBasedStateMachine):
         self.handed: set[tuple[str, int]] = set()
         self.known: set[tuple[str, int]] = set()  # arrived, and neither ended nor refused
         self.count = 0
+        for node, name in enumerate(["p0", "p1", "d0", "d1"]):
+            self.bring(name, node % 3, node % 2, 16)
+        self.report([Load(name, 0, 0, 0, 0.0, 1300) for name in self.engines])
 
     # -- what happens --
 
@@ -106,15 +109,26 @@ class Machine(RuleBasedStateMachine):
             place.discard(key)
         self.started.pop(key, None)
 
-    @rule(name=st.sampled_from(NAMES), node=st.integers(0, 2), group=st.integers(0, 1), buffer=st.integers(1, 16))
-    def join(self, name, node, group, buffer):
-        if any(engine.startswith(name) for engine in self.engines):
-            return
+    @precondition(lambda self: self.absent())
+    @rule(pick=PICK, node=st.integers(0, 2), group=st.integers(0, 1), buffer=st.integers(1, 16), fetches=st.booleans())
+    def join(self, pick, node, group, buffer, fetches):
+        """A new engine, or a new incarnation of one that is gone."""
+        absent = self.absent()
+        name = self.bring(absent[pick % len(absent)], node, group, buffer)
+        if fetches:
+            self.report([Load(name, 0, 0, 0, 0.0, 1300)])
+
+    def absent(self):
+        return [name for name in NAMES if not any(engine.startswith(name) for engine in self.engines)]
+
+    def bring(self, name, node, group, buffer):
         self.count += 1
         role = Role.PREFILL if name.startswith("p") else Role.DECODE
         event = EngineJoined(f"{name}.{self.count}", role, f"n{node}", f"g{group}", buffer, 64 * buffer + 200)
         self.engines[event.engine] = event
         self.tell(event)
+        self.tell(event)  # a repeated registration changes nothing
+        return event.engine
 
     @precondition(lambda self: self.engines)
     @rule(data=st.data())
@@ -133,14 +147,15 @@ class Machine(RuleBasedStateMachine):
         self.takes |= {load.engine for load in loads if load.engine in self.engines} - self.draining
         return self.tell(Fetched(tuple(loads)))
 
-    @rule(tokens=st.integers(1, 1000), hit=st.floats(0, 1))
-    def arrive(self, tokens, hit):
-        self.count += 1
-        key = (f"r{self.count}", self.count % 2)
-        blocks = int((tokens - 1) // 64 * hit)
-        event = self.arrived[key] = RequestArrived(key, tokens, 64 * blocks, -(-tokens // 64))
-        self.known.add(key)
-        self.tell(event)
+    @rule(prompts=st.lists(st.tuples(st.integers(1, 700), st.floats(0, 1)), min_size=1, max_size=3))
+    def arrive(self, prompts):
+        for tokens, hit in prompts:
+            self.count += 1
+            key = (f"r{self.count}", self.count % 2)
+            blocks = int((tokens - 1) // 64 * hit)
+            event = self.arrived[key] = RequestArrived(key, tokens, 64 * blocks, -(-tokens // 64))
+            self.known.add(key)
+            self.tell(event)
 
     @precondition(lambda self: self.started)
     @rule(pick=PICK, kind=st.sampled_from([PrefillEnded, KvHandedOver, RequestEnded]))
@@ -155,7 +170,7 @@ class Machine(RuleBasedStateMachine):
             self.handed.add(key)
         self.tell(kind(key))
 
-    @precondition(lambda self: self.known)
+    @precondition(lambda self: len(self.known) > 3)
     @rule(pick=PICK)
     def cancel(self, pick):
         key = sorted(self.known)[pick % len(self.known)]
@@ -168,7 +183,7 @@ class Machine(RuleBasedStateMachine):
     def ended_prefill(self, key):
         return {self.started[key].prefill} if key in self.prefilled else set()
 
-    @precondition(lambda self: self.started)
+    @precondition(lambda self: len(self.started) > 2)
     @rule(pick=PICK, on_prefill=st.booleans())
     def err(self, pick, on_prefill):
         key = list(self.started)[pick % len(self.started)]
@@ -176,7 +191,7 @@ class Machine(RuleBasedStateMachine):
         actions = self.tell(RequestErred(key, engine, ErrorCode.TRANSFER_FAILED, "x"), told=engine)
         assert [a.code for a in actions if isinstance(a, Fail) and a.key == key] == [ErrorCode.TRANSFER_FAILED]
 
-    @precondition(lambda self: self.engines)
+    @precondition(lambda self: len(self.engines) > 3)
     @rule(pick=PICK)
     def drain(self, pick):
         name = list(self.engines)[pick % len(self.engines)]
@@ -184,7 +199,7 @@ class Machine(RuleBasedStateMachine):
         self.takes.discard(name)
         self.tell(EngineDraining(name))
 
-    @precondition(lambda self: self.engines)
+    @precondition(lambda self: len(self.engines) > 3)
     @rule(pick=PICK)
     def leave(self, pick):
         name = list(self.engines)[pick % len(self.engines)]
@@ -236,10 +251,9 @@ class Machine(RuleBasedStateMachine):
                 assert sum(request.num_tokens for request in earlier) <= BETA
 
     def teardown(self):
-        if not hasattr(self, "policy"):
-            return
-        self.all_end_well()
-        assert replay(self.policy.config, self.steps) == []
+        if hasattr(self, "policy"):
+            self.all_end_well()
+            assert replay(self.policy.config, self.steps) == []
 
     def all_end_well(self):
         """Given engines that work, every waiting request starts (nobody starves), and nothing remains at the end."""
@@ -248,7 +262,7 @@ class Machine(RuleBasedStateMachine):
             self.takes.discard(name)
             self.tell(EngineLeft(name))
         for name in ("p9", "d9"):
-            self.join(name, 0, 0, 17)
+            self.bring(name, 0, 0, 17)
         while self.known:
             waiting = self.policy.num_waiting
             self.report([Load(name, 0, 0, 0, 0.0, 1300) for name in self.engines])

@@ -229,6 +229,14 @@ def test_a_split_read_ends_on_both_sides_together(pe, de, path, tokens):
     assert policy.nodes["d"].read_q == de[0] + 3200 - tokens
 
 
+def test_a_rate_is_known_until_another_one_is_measured():
+    """As above, (1000 + x) / 3 = 3400 - x; in between the nodes have had nothing to read."""
+    policy = ready(make_policy("split"), "p", "d")
+    fetch(policy, load("p", rate=3.0), load("d", rate=1.0))
+    fetch(policy, load("p", read_q=1000), load("d", read_q=200))
+    assert starts(arrive(policy, "a", 3300, 3200))["a"].pe_tokens == 36 * 64
+
+
 @pytest.mark.parametrize(
     ("buffer", "queue", "path", "blocks"),
     [

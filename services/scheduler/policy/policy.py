@@ -187,7 +187,7 @@ class Policy:
 
     def _prefill_ended(self, event: PrefillEnded, actions: Actions) -> None:
         request = self.requests.get(event.key)
-        if request is not None and request.read_path is not None and not request.prefill_ended:
+        if request is not None and request.read_path is not None:
             request.prefill_ended = True
             self.prefill.release(request)
 
