@@ -52,7 +52,7 @@ def at_once(monkeypatch):
 
 @pytest.mark.parametrize("layerwise", [False, True])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("read_side", ["pe_only", "de_only"])
+@pytest.mark.parametrize("read_side", ["pe_only", "de_only", "split"])
 async def test_tokens(model, reference, tmp_path, at_once, read_side, transport, layerwise):
     """Hits, misses and chunks of many requests, all layers or a few at a time."""
     base = random_prompt(1, 256)

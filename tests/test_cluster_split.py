@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import replace
 
@@ -161,3 +162,36 @@ async def test_turns_of_an_agent(model, reference, tmp_path, split_at):
             assert outcome.tokens == reference.greedy(prompt, 40)
             assert outcome.cached_tokens == 64 * (max(len(history) - 1, 0) // 64)
             history = prompt + outcome.tokens
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_as_the_scheduler_splits(model, reference, tmp_path, transport):
+    """Many at a time on two by two, chunked, a third of them cancelled: tokens are right, both sides read, all is given
+    back."""
+    rng = random.Random(transport)
+    base = random_prompt(8, 320)
+    config = cluster_config(
+        model, tmp_path, scheduler__read_side="split", network__transport=transport, prefill__max_batch_tokens=192
+    )
+    async with run_cluster(config, prefill=2, decode=2) as cluster:
+        driver = cluster.driver
+        await driver.generate(base, 1)
+
+        async def one(index):
+            prompt = base[: 64 * rng.randint(0, 5)] + random_prompt(index, rng.randint(1, 90))
+            request = driver.request(prompt, Sampling(4, ignore_eos=True))
+            outcome = await driver.submit(request)
+            if index % 3 == 0:
+                await asyncio.sleep(rng.random() * 0.2)
+                driver.cancel(request)
+                return
+            async with asyncio.timeout(60):
+                await outcome.done.wait()
+            assert outcome.failed is None and outcome.tokens == reference.greedy(prompt, 4)
+
+        for start in range(0, 45, 15):
+            await asyncio.gather(*(one(start + index) for index in range(15)))
+        await cluster.quiet()
+        split = "storage_read_path_bytes_total{path=split}"
+        for side in ("prefill", "decode"):
+            assert sum(cluster.counter(split, name) for name in cluster.engines if name.startswith(side)) > 0

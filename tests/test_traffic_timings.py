@@ -57,7 +57,7 @@ class Bench:
 
 
 def stage(blocks, first, count, path=ReadPath.PE, name="r"):
-    return Stage(name, 0, blocks, count > 0, first, bytes(KEY_BYTES * count), path, "peer", "peer-1")
+    return Stage(name, 0, blocks, first, bytes(KEY_BYTES * count), path, "peer", "peer-1")
 
 
 def peer_staged(first, tokens, allocation_s, read_s):

@@ -36,18 +36,17 @@ class Attached:
 @message
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """engine -> traffic manager: reserve staging buffer for a request and, where read is set, read the hit blocks.
+    """engine -> traffic manager: reserve staging buffer for a request and read hit blocks.
 
-    keys: of the blocks to read, the prompt's block number `first` and those behind it. blocks: slots to reserve, from
-    the prompt's start (decode side, and the prefill side on its own path: the whole prompt; the prefill side of a split
-    read: its own part). path: how the request as a whole is read. peer / peer_incarnation: control endpoint and
-    incarnation of the other side's traffic manager.
+    keys: of the blocks to read, if any: the prompt's block number `first` and those behind it. blocks: slots to
+    reserve, from the prompt's start (decode side, and the prefill side on its own path: the whole prompt; the prefill
+    side of a split read: its own part). path: how the request as a whole is read. peer / peer_incarnation: control
+    endpoint and incarnation of the other side's traffic manager.
     """
 
     request_id: str
     attempt: int
     blocks: int
-    read: bool
     first: int
     keys: bytes
     path: ReadPath

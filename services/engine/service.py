@@ -228,7 +228,6 @@ class EngineService(Service, Generic[S]):
                 request.request_id,
                 request.attempt,
                 blocks,
-                first < stop,
                 first,
                 request.keys[first * KEY_BYTES : stop * KEY_BYTES],
                 msg.read_path,
