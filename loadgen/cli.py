@@ -1,4 +1,4 @@
-"""`loadgen`: replay agent sessions against an OpenAI-compatible endpoint."""
+"""`loadgen`: replay agent sessions against an OpenAI-compatible endpoint, or run experiments on clusters of its own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from common.errors import ConfigError
 from common.workload.scaling import Selection, Workload
 from common.workload.sessions import PACKAGED
+from loadgen.experiments_cli import register
 from loadgen.measure import Slo
 from loadgen.online import online, schedule
 from loadgen.progress import ProgressMode
@@ -106,6 +107,9 @@ def online_command(
 
     selection = Selection(max_sessions, max_turns, max_context, scale)
     _execute(Options(url, sessions, selection, Slo(slo_ttft, slo_tpot), think, transcript, progress), plan, out)
+
+
+register(app)
 
 
 def _execute(options: Options, plan: Callable[[Workload], Plan], out: Path | None) -> None:

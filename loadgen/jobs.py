@@ -11,7 +11,7 @@ from loadgen.experiment import Setting, interleaved, store_directory
 from loadgen.measure import Slo
 from loadgen.placement import placed
 from loadgen.progress import OnRun
-from loadgen.systems import SYSTEMS
+from loadgen.systems import BOUND_AS, SYSTEMS
 from loadgen.trial import Offline, trial
 
 #: Pairs whose ratio of job completion times has a name in `ratios` (where both systems ran): all to these two.
@@ -50,6 +50,7 @@ async def compare(
                     "repeat": index,
                     "agents": agents,
                     **setting.place(),
+                    "bound_as": BOUND_AS[system],
                     "bounds": setting.bounds(agents, count),
                     **result,
                 }
@@ -97,6 +98,11 @@ def pairs(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [
         (of, to) for to in REFERENCES for of in present if to in present and of != to and (of, to) != REFERENCES[::-1]
     ]
+
+
+def bound_ratios(setting: Setting, runs: Sequence[Mapping[str, Any]], agents: int, count: int) -> dict[str, float]:
+    """What the planner's formula alone gives for the ratios of job completion times."""
+    return {f"jct_{plain(of)}_over_{plain(to)}": setting.bound_ratio(of, to, agents, count) for of, to in pairs(runs)}
 
 
 def plain(system: str) -> str:

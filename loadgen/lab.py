@@ -72,6 +72,15 @@ class Lab:
     def model(self) -> ModelInfo:
         return read_configured_model(self.config("basic", CONTROL, Path("/")))
 
+    def logged(self) -> str:
+        """The first thing that any process of the last cluster had to say; they only log what should not be."""
+        for path in sorted(self.run.path.glob("*.log")):
+            with path.open(errors="replace") as lines:
+                line = lines.readline().strip()
+            if line:
+                return f"{path.stem}: {line}"
+        return ""
+
     @asynccontextmanager
     async def cluster(
         self, system: str, seeded: Path, ready: Callable[[], None] = lambda: None

@@ -26,7 +26,8 @@ _SAMPLE = re.compile(r"(\w+)\{(.*)\}")
 @dataclass(frozen=True, slots=True)
 class Witness:
     """What was seen beside the turns. lags: of the client's event loop, wall seconds; cpu: share of the host's cores;
-    cpu_s: CPU seconds of each process. expected_hit: tokens that should have hit in all turns that were offered."""
+    cpu_s: CPU seconds of each process. expected_hit: tokens that should have hit in all turns that were offered. logged:
+    the first line of a process's log, which should have none."""
 
     samples: Sequence[Sample]
     missed_samples: int
@@ -34,6 +35,7 @@ class Witness:
     cpu: float
     cpu_s: Mapping[str, float]
     expected_hit: int
+    logged: str = ""
 
 
 def unstretched(log: RunLog, factor: float) -> RunLog:
@@ -184,6 +186,7 @@ def _validity(log: RunLog, measured: Mapping[str, Any], witness: Witness) -> dic
         "client_not_saturated": _flag(lag <= MAX_LAG_S, f"event loop late by {lag * 1e3:.0f} ms (p99)"),
         "not_cpu_bound": _flag(witness.cpu <= MAX_CPU, f"{100 * witness.cpu:.0f} % of the host's CPU time in use"),
         "cache_warm": _flag(warm, f"{share} of the expected hits were hits"),
+        "nothing_logged": _flag(not witness.logged, witness.logged),
         "observed": _flag(not witness.missed_samples, f"{witness.missed_samples} samples of the cluster missing"),
     }
 

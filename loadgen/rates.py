@@ -114,6 +114,7 @@ async def _run(
         "aps": aps,
         "full_aps": full_aps(setting, aps),
         **setting.place(),
+        "bound_as": BOUND_AS[system],
         "bounds": setting.plan.describe(),
         **result,
     }

@@ -31,12 +31,11 @@ def print_runs(result: Mapping[str, Any], console: Console) -> None:
 
 
 def _row(run: Mapping[str, Any], online: bool) -> list[str]:
-    bound = run["bounds"]["systems"]
     cells = [
         run["system"],
         f"{run['aps']:.3g} agents/s" if "aps" in run else f"{run['nodes']}, {run['agents']} agents",
         "-" if "aps" in run else number(run["job_s"]),
-        number(next((told.get("job_completion_s") for name, told in bound.items() if name == run["bound_as"]), None)),
+        number(run["bounds"]["systems"][run["bound_as"]].get("job_completion_s")),
         number(run["makespan_s"]),
         number(run["turns_per_s"]),
         *(number(_seconds(run["ttft_ms"][statistic])) for statistic in ("p50", "p99")),

@@ -55,6 +55,8 @@ class Online:
 
 Load = Offline | Online
 POLL_S = 0.1
+#: Real seconds without a turn that ends, at the start and later, after which something must be broken.
+FIRST_S, STALL_S = 60.0, 300.0
 
 
 class GivenUp(Exception):
@@ -95,7 +97,7 @@ async def trial(
             pids = {status.member.name: status.member.pid for status in observer.samples[0].members}
             before = cpu_seconds(pids)
             log.started = monotonic()
-            await cluster.during(_play(agent, load, factor))
+            await cluster.during(_watched(_play(agent, load, factor), lab, log))
             log.ended = monotonic()
             if log.last_start is None:
                 log.last_start = log.ended
@@ -107,6 +109,7 @@ async def trial(
         meter.cpu,
         {name: round(after[name] - before[name], 2) for name in after},
         sum(sum(hits(trajectory)) for trajectory in load.trajectories),
+        lab.logged(),
     )
     result = outcome(log, slo, witness, factor)
     if isinstance(load, Online):
@@ -132,6 +135,25 @@ async def _play(agent: Agent, load: Load, factor: float) -> None:
                     await online(agent, arrivals)
     except* GivenUp:
         agent.log.interrupted = True
+
+
+async def _watched(playing: Coroutine[Any, Any, None], lab: Lab, log: RunLog) -> None:
+    """Play, but not on and on without a turn that ends. ConfigError then."""
+    task = asyncio.create_task(playing)
+    try:
+        ended = 0
+        while not task.done():
+            patience_s = (STALL_S if ended else FIRST_S) * lab.scaling.time_factor
+            await asyncio.wait({task}, timeout=patience_s)
+            if not task.done() and len(log.turns) == ended:
+                raise ConfigError(
+                    f"no turn has ended for {patience_s:g} s; the logs are in {lab.run.keep()}: {lab.logged() or 'empty'}"
+                )
+            ended = len(log.turns)
+        task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _until_all_started(job: Coroutine[Any, Any, None], log: RunLog) -> None:
