@@ -26,8 +26,8 @@ _SAMPLE = re.compile(r"(\w+)\{(.*)\}")
 @dataclass(frozen=True, slots=True)
 class Witness:
     """What was seen beside the turns. lags: of the client's event loop, wall seconds; cpu: share of the host's cores;
-    cpu_s: CPU seconds of each process. expected_hit: tokens that should have hit in all turns that were offered. logged:
-    the first line of a process's log, which should have none."""
+    cpu_s: CPU seconds of each process. expected_hit: tokens that should have hit in all turns that were offered.
+    logged: the first line of a process's log, which should have none."""
 
     samples: Sequence[Sample]
     missed_samples: int

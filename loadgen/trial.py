@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.clock import monotonic
+from common.errors import ConfigError
 from common.workload.hits import hits
 from common.workload.text import IdText
 from common.workload.trajectories import Trajectory
@@ -146,9 +147,8 @@ async def _watched(playing: Coroutine[Any, Any, None], lab: Lab, log: RunLog) ->
             patience_s = (STALL_S if ended else FIRST_S) * lab.scaling.time_factor
             await asyncio.wait({task}, timeout=patience_s)
             if not task.done() and len(log.turns) == ended:
-                raise ConfigError(
-                    f"no turn has ended for {patience_s:g} s; the logs are in {lab.run.keep()}: {lab.logged() or 'empty'}"
-                )
+                said = lab.logged() or "nothing"
+                raise ConfigError(f"no turn has ended for {patience_s:g} s; {lab.run.keep()} has the logs, with {said}")
             ended = len(log.turns)
         task.result()
     finally:
