@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from common.errors import ConfigError
 from loadgen.measure import RunLog, Slo, TrajectoryRecord, TurnRecord
 from loadgen.outcome import Witness, outcome
-from loadgen.report_html import write_report
+from loadgen.report_html import read_results, write_report
 from loadgen.report_html.jobs import ablation_figure, sweep_figure
 from loadgen.report_html.latency import online_figure
 from loadgen.report_html.runs import broken_flags, ratios, read_runs, telling
@@ -118,6 +118,20 @@ def test_the_table_of_systems() -> None:
     assert dualpath["bound by"] == "prefill compute"
     assert table["basic"]["formula's bound (s)"] == "180"
     assert "TTFT p50 (s)" not in header, "nobody measured it"
+
+
+def test_one_measure_of_completion_in_a_comparison() -> None:
+    runs = [job("basic", 0, 90.0, makespan_s=100.0), {"system": "dualpath", "repeat": 0, "makespan_s": 50.0}]
+    assert ratios(read_runs([{"runs": runs}]), "basic", "dualpath") == [2.0], "not 90 s over 50 s"
+    assert [run.job_s for run in read_runs([{"runs": runs[:1]}])] == [90.0]
+
+
+def test_the_last_window_goes_before_the_run() -> None:
+    verdict = {"stationary": False, "window_ttft_s": {"mean": 2.0}}
+    told = {"system": "basic", "aps": 1.0, "ttft_ms": {"mean": 9.0}, "tpot_ms": {"mean": 30.0}, "verdict": verdict}
+    [run] = read_runs([told])
+    assert run.latency["ttft"] == {"mean": 2.0} and run.latency["tpot"] == {"mean": 0.03}
+    assert run.doubtful and not run.broken
 
 
 def test_native_lengths_go_without_saying() -> None:
@@ -225,7 +239,7 @@ def test_what_a_run_comes_to_is_read() -> None:
     log = RunLog(1, 10.0, 18.0, 1, 10.0, turns=[turn], trajectories=[TrajectoryRecord("a", 10.0, 18.0, True)])
     told = outcome(log, Slo(), Witness([], 3, [], 0.5, {}, 64), factor=2.0)
     [run] = read_runs([{"system": "dualpath", "agents": 1, **told}])
-    assert run.makespan_s == run.job_s == 4.0, "half of 8 s"
+    assert run.makespan_s == 4.0, "half of 8 s"
     assert [run.latency[of]["mean"] for of in ("ttft", "ttst", "tpot", "jct")] == [1.0, 2.0, 2.0, 4.0]
     assert run.parts_s == {"scheduling": 0.0, "allocation": 0.0, "read": 0.5, "prefill": 0.25}
     assert run.slo == {"ttft_s": 4.0, "tpot_s": 0.05}
@@ -252,6 +266,32 @@ def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
         write_report([compared()], tmp_path / "report.html")
         pages.append((tmp_path / "report.html").read_bytes())
     assert pages[0] == pages[1]
+
+
+def test_capacity_and_what_is_behind_ratios(tmp_path: Path) -> None:
+    result = compared() | {
+        "ratios": {"jct_basic_over_dualpath": 1.8},
+        "spreads": {"jct_basic_over_dualpath": [1.6, 2.0]},
+        "bound_ratios": {"jct_basic_over_dualpath": 2.25},
+        "capacity": {"basic": {"aps": 0.2, "failed_aps": None, "bound_aps": 0.55}},
+    }
+    text = page_of([result], tmp_path).text.split()
+    ratio = text.index("jct_basic_over_dualpath")
+    assert text[ratio : ratio + 6] == ["jct_basic_over_dualpath", "1.80", "1.60", "2.00", "2.25", "compare"]
+    where = text.index("basic", text.index("Capacity"))
+    assert text[where : where + 4] == ["basic", "0.200", "–", "0.550"]
+
+
+def test_results_are_read_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no results"):
+        read_results(tmp_path)
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.json").write_text(f'{{"kind": "{name}"}}')
+    assert [result["kind"] for result in read_results(tmp_path)] == ["a", "b"]
+    for content in ("[1]", "{"):
+        (tmp_path / "c.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"c\.json"):
+            read_results(tmp_path)
 
 
 @pytest.mark.parametrize("results", [[], [{}], [{"runs": [{"system": "basic"}]}]])

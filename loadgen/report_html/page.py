@@ -16,7 +16,7 @@ from loadgen.report_html.jobs import ablation_figure, sweep_figure
 from loadgen.report_html.latency import online_figure, parts_figure
 from loadgen.report_html.runs import Run, broken_flags, read_runs
 from loadgen.report_html.style import digits, svg, title
-from loadgen.report_html.tables import system_table
+from loadgen.report_html.tables import NOTHING, system_table
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1a1a1a; max-width: 1240px; margin: 2rem auto; padding: 0 1rem; }
@@ -46,6 +46,7 @@ def render(results: Sequence[Mapping[str, Any]]) -> str:
         "<p>Medians over runs, least and greatest in brackets; ratios are of runs of the same repeat.</p>",
         _table(*system_table(runs)),
         _ratios(results),
+        _capacity(results),
         *_figures(runs),
         "<h2>What was run</h2>",
         *(_origin(result) for result in results),
@@ -85,7 +86,7 @@ def _figures(runs: Sequence[Run]) -> Iterable[str]:
         (f"{jobs}, by generation length (Figure 9)", sweep_figure(runs, "generation_scale")),
         (f"{jobs}, by prefill and decode nodes (Figure 10)", sweep_figure(runs, "nodes")),
         (
-            "Latency, online: mean, and p99 dotted; hollow: given up, or a flag does not hold (Figure 11)",
+            "Latency, online: mean, and p99 dotted; hollow: given up, not stationary, or not valid (Figure 11)",
             online_figure(runs),
         ),
         ("Parts of the time to first token (Figure 12)", parts_figure(runs)),
@@ -100,13 +101,35 @@ def _figures(runs: Sequence[Run]) -> Iterable[str]:
 
 
 def _ratios(results: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        [name, digits(value), str(result.get("kind", ""))]
-        for result in results
-        for name, value in (result.get("ratios") or {}).items()
-        if isinstance(value, int | float)
-    ]
-    return "<h2>Ratios</h2>\n" + _table(["ratio", "value", "experiment"], [("", rows)]) if rows else ""
+    rows = []
+    for result in results:
+        for name, value in (result.get("ratios") or {}).items():
+            values = (result.get("spreads") or {}).get(name) or [None]
+            bound = (result.get("bound_ratios") or {}).get(name)
+            told = (value, min(values), max(values), bound)
+            rows.append([name, *map(_cell, told), str(result.get("kind", ""))])
+    header = ["ratio", "median", "least", "greatest", "by the formula", "experiment"]
+    return "<h2>Ratios</h2>\n" + _table(header, [("", rows)]) if rows else ""
+
+
+def _capacity(results: Sequence[Mapping[str, Any]]) -> str:
+    """Of results that searched for it."""
+    header = ["system", "met (APS)", "failed at (APS)", "formula's bound (APS)"]
+    sets, rules = [], []
+    for result in results:
+        found = result.get("capacity") or {}
+        rows = [[system, *(_cell(told.get(name)) for name in _CAPACITY)] for system, told in found.items()]
+        if rows:
+            run: Mapping[str, Any] = next(iter(result.get("runs") or ()), {})
+            sets.append((f"{run.get('model', '')}, {run.get('nodes', '')}", rows))
+            rules.append((run.get("verdict") or {}).get("rule", ""))
+    if not sets:
+        return ""
+    rule = "".join(f"<p>{escape(rule)}</p>" for rule in dict.fromkeys(rules) if rule)
+    return f"<h2>Capacity</h2>\n{rule}{_table(header, sets)}"
+
+
+_CAPACITY = ("aps", "failed_aps", "bound_aps")
 
 
 def _origin(result: Mapping[str, Any]) -> str:
@@ -122,7 +145,11 @@ def _origin(result: Mapping[str, Any]) -> str:
     return "".join(lines) + f"</p>\n<details><summary>configuration</summary><pre>{escape(shown)}</pre></details>"
 
 
-_MEASURED = frozenset({"runs", "records", "ratios", "balance"})
+_MEASURED = frozenset({"runs", "records", "ratios", "spreads", "bound_ratios", "capacity", "balance"})
+
+
+def _cell(value: object) -> str:
+    return digits(value) if isinstance(value, int | float) else NOTHING
 
 
 def _table(header: Sequence[str], sets: Iterable[tuple[str, Sequence[Sequence[str]]]]) -> str:

@@ -54,15 +54,16 @@ class Run:
     bound_by: str
     broken: Sequence[str]
     given_up: bool
+    stationary: bool
     repeat: str = ""
 
     @property
     def doubtful(self) -> bool:
-        return self.given_up or bool(self.broken)
+        return self.given_up or not self.stationary or bool(self.broken)
 
     @property
     def measured(self) -> bool:
-        return bool(self.job_s or any(self.latency.values()) or self.parts_s or self.balance)
+        return bool(self.job_s or self.makespan_s or any(self.latency.values()) or self.parts_s or self.balance)
 
     def without(self, *axes: str) -> Place:
         """Its place but for these: equal for runs that differ in them only."""
@@ -72,16 +73,18 @@ class Run:
 def read_runs(results: Iterable[Mapping[str, Any]]) -> list[Run]:
     """All runs of all results that measured something. Runs of two results are no repeats of one another; a run that
     does not say which repeat it is counts those of its system and place before it."""
-    runs = []
+    runs: list[Run] = []
     for number, result in enumerate(results):
         shared = {name: value for name, value in result.items() if name not in ("runs", "validity")}
         before: Counter[tuple[str, Place]] = Counter()
+        found = []
         for told in result.get("runs") or [result]:
             run = _run({**shared, **told})
             index = told.get("repeat", before[run.system, run.without()])
             before[run.system, run.without()] += 1
             if run.measured:
-                runs.append(replace(run, repeat=f"{number}.{index}"))
+                found.append(replace(run, repeat=f"{number}.{index}"))
+        runs += _comparable(found)
     return runs
 
 
@@ -126,6 +129,12 @@ def telling(runs: Iterable[Run]) -> list[tuple[Place, list[Run]]]:
     return [(place, sets[place]) for _, place in best.values()]
 
 
+def _comparable(runs: Sequence[Run]) -> list[Run]:
+    """The same with one measure of job completion time in each place: the makespan where a run has no other."""
+    short = {run.without() for run in runs if run.job_s is None}
+    return [replace(run, job_s=run.makespan_s) if run.without() in short else run for run in runs]
+
+
 def _run(run: Mapping[str, Any]) -> Run:
     system = str(run.get("system") or "as served")
     online = run.get("aps") is not None  # a stream of agents is no job
@@ -143,12 +152,14 @@ def _run(run: Mapping[str, Any]) -> Run:
         bound_by=str(bound.get("bound_by", "")),
         broken=broken_flags(run.get("validity")),
         given_up=bool(run.get("given_up")),
+        stationary=(run.get("verdict") or {}).get("stationary") is not False,
     )
 
 
 def _summary(run: Mapping[str, Any], measure: str) -> dict[str, float]:
-    if f"{measure}_s" in run:
-        return _numbers(run[f"{measure}_s"])
+    for told in ((run.get("verdict") or {}).get(f"window_{measure}_s"), run.get(f"{measure}_s")):
+        if told is not None:
+            return _numbers(told)
     return {name: value / 1e3 for name, value in _numbers(run.get(f"{measure}_ms")).items()}
 
 
