@@ -255,9 +255,10 @@ def test_a_lone_run_is_a_report(result: dict[str, Any], tmp_path: Path) -> None:
 
 def test_what_a_result_says_is_text_not_markup(tmp_path: Path) -> None:
     evil = '<script>alert("1")</script>&'
-    result = {"system": evil, "model": evil, "kind": evil, "scale": evil, "job_s": 1.0, "validity": {evil: False}}
-    page = page_of([{**result, "ratios": {evil: 1.0}}], tmp_path)
-    assert "script" not in page.open and page.text.count(evil) >= 5
+    told = dict.fromkeys(("system", "model", "kind", "scale", "seed", "workload"), evil)
+    maps = {"validity": {evil: False}, "ratios": {evil: 1.0}, "versions": {evil: evil}, "capacity": {evil: {}}}
+    page = page_of([{**told, **maps, "job_s": 1.0}], tmp_path)
+    assert "script" not in page.open and page.text.count(evil) >= 8
 
 
 def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:

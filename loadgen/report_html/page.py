@@ -120,8 +120,8 @@ def _capacity(results: Sequence[Mapping[str, Any]]) -> str:
         found = result.get("capacity") or {}
         rows = [[system, *(_cell(told.get(name)) for name in _CAPACITY)] for system, told in found.items()]
         if rows:
-            run: Mapping[str, Any] = next(iter(result.get("runs") or ()), {})
-            sets.append((f"{run.get('model', '')}, {run.get('nodes', '')}", rows))
+            run: Mapping[str, Any] = {**result, **next(iter(result.get("runs") or ()), {})}
+            sets.append((title([(name, run[name]) for name in ("model", "nodes", "mal") if name in run]), rows))
             rules.append((run.get("verdict") or {}).get("rule", ""))
     if not sets:
         return ""
@@ -141,6 +141,9 @@ def _origin(result: Mapping[str, Any]) -> str:
         for name in ("seed", "scale", "workload")
         if result.get(name) is not None
     ]
+    versions = result.get("versions")
+    if isinstance(versions, Mapping):
+        lines += [f", {escape(str(name))} {escape(str(version))}" for name, version in versions.items()]
     shown = json.dumps(facts, indent=1, ensure_ascii=False, default=str)
     return "".join(lines) + f"</p>\n<details><summary>configuration</summary><pre>{escape(shown)}</pre></details>"
 

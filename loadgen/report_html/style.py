@@ -15,7 +15,7 @@ from loadgen.report_html.runs import Run, Value
 
 PANEL_INCHES = (3.6, 2.7)
 #: Of a legend's entry.
-ENTRY_INCHES = (1.2, 0.25)
+ENTRY_INCHES = (1.4, 0.25)
 MAX_COLUMNS = 3
 
 
