@@ -16,7 +16,6 @@ from common.messages import Meet, Member, Met, Part
 from common.metrics import Metrics
 from common.rpc import Node
 
-
 #: A round waits so long, in seconds, for those whose last forward ended just now. It begins at once when all are there.
 GATHER_S = 0.01
 
