@@ -6,7 +6,8 @@ of the wire, the lower ones that wait are owed a small share of it, so that noth
 
 Whoever calls grant() is always a little late. A late piece still counts as started when it was due, so lateness costs
 no bandwidth; but not as started more than CATCH_UP_S ago, which bounds the burst: in any t seconds at most
-rate * (t + CATCH_UP_S) bytes and one piece are granted. A wire that was idle has no credit from that time.
+rate * (t + CATCH_UP_S) bytes and one piece are granted. A wire that was idle has no credit from that time, so there is
+a burst only where pieces were kept waiting.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from dataclasses import dataclass
 
 #: Of the bytes that go before a waiting lower class, so much of the wire is owed to it.
 LOW_SHARE = 0.001
-#: Lateness that is made up for, seconds.
-CATCH_UP_S = 0.005
+#: Lateness that is made up for, seconds: for about so long a busy host keeps a process from its core.
+CATCH_UP_S = 0.02
 
 
 @dataclass(eq=False, slots=True)
