@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,20 @@ async def test_a_transfer_that_hangs_is_stopped_before_the_answer(model: Path, t
         assert time.monotonic() - start < 3
         await until(lambda: world.gateway.staging.reads.pool.num_used == 0)
         assert await tm.read(["a", "b"]) == [True, True]
+
+
+async def test_a_slow_nic_does_not_take_the_staging_of_others(model: Path, tmp_path: Path) -> None:
+    async with running(model, tmp_path, storage__concurrency=1, timeouts__read_s=3.0) as world:
+        tm, other = await world.traffic_manager("tm"), await world.traffic_manager("other")
+        names = list(range(12))
+        await tm.store(names)
+        slow = replace(tm.region, nic="slow/snic", rate=1.0)
+        offsets = [slot * BLOCK for slot in names]
+        stuck = [asyncio.create_task(tm.link.call(ReadBlocks("r", keys_of(names), slow, offsets), 9)) for _ in range(3)]
+        await until(lambda: world.gateway.staging.reads.pool.num_used == 4)
+        assert await other.read(names) == [True] * 12
+        assert not any(task.done() for task in stuck)
+        assert [answer.ok for answer in await asyncio.gather(*stuck)] == [[False] * 12] * 3
 
 
 # ---- blocks in flight ----

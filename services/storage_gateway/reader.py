@@ -38,7 +38,8 @@ class _Delivery:
 
 
 class BlockReader:
-    """patience_s bounds a call: its answer comes in the caller's time."""
+    """concurrency: batches to one NIC that may be under way, so that a NIC with a long queue does not take the staging
+    of the others. patience_s bounds a call: its answer comes in the caller's time."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class BlockReader:
         region: RegionDescriptor,
         faults: Faults,
         spawn: Spawn,
+        concurrency: int,
         patience_s: float,
     ) -> None:
         self._store = store
@@ -58,6 +60,8 @@ class BlockReader:
         self._region = region
         self._faults = faults
         self._spawn = spawn
+        self._concurrency = concurrency
+        self._turns: dict[str, asyncio.Semaphore] = {}  # by target's NIC; fair
         self._patience_s = patience_s
         # half of the lane at most, so that a batch that hangs leaves room for others
         self._batch_blocks = max(1, min(BATCH_BYTES // lane.slot_bytes, lane.pool.total // 2))
@@ -85,13 +89,21 @@ class BlockReader:
         return list(call.ok)
 
     async def _deliver(self, call: _Delivery) -> None:
-        """As many batches at a time as staging has room for."""
+        """As many batches at a time as the NIC may have and staging has room for."""
+        turns = self._turns.setdefault(call.target.nic, asyncio.Semaphore(self._concurrency))
         batches: list[asyncio.Task[None]] = []
         first = 0
         while first < len(call.keys) and not call.missed:
             await landed(self._in_flight, call.keys[first])
-            slots = await self._lane.take(1, self._num_ready(call.keys[first : first + self._batch_blocks]))
-            batches.append(self._spawn(self._deliver_batch(call, first, slots), f"read for {call.request_id}"))
+            await turns.acquire()
+            try:
+                slots = await self._lane.take(1, self._num_ready(call.keys[first : first + self._batch_blocks]))
+            except asyncio.CancelledError:
+                turns.release()
+                raise
+            batch = self._spawn(self._deliver_batch(call, first, slots), f"read for {call.request_id}")
+            batch.add_done_callback(lambda _: turns.release())
+            batches.append(batch)
             first += len(slots)
         if batches:
             await asyncio.wait(batches)

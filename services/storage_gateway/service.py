@@ -86,6 +86,7 @@ class StorageGateway(Service):
             self.region,
             self.faults,
             self.spawn,
+            storage.concurrency,
             timeouts.read_s * CALL_SHARE,
         )
         self._writer = BlockWriter(
