@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from common.errors import DualPathError
 from common.messages import Meet, Member, Met, Part
 from common.metrics import Metrics
-from common.rpc import Node
+from common.rpc import Node, Peer
 
 #: A round waits so long, in seconds, for those whose last forward ended just now. It begins at once when all are there.
 GATHER_S = 0.01
@@ -78,7 +78,7 @@ class Lockstep:
         self._timer: asyncio.TimerHandle | None = None
         self._slowest = metrics.counter("group_attention_max_seconds", "Attention of the slowest engine, over rounds")
         self._mean = metrics.counter("group_attention_mean_seconds", "Attention of the mean engine, over rounds")
-        node.on(Meet, lambda msg, peer: self._met(msg))
+        node.on(Meet, self._on_meet)
         node.on(Part, lambda msg, peer: self._part(msg.incarnation))
 
     async def meet(self, attention_s: float, tokens: int) -> float:
@@ -109,6 +109,9 @@ class Lockstep:
         self._open_soon()
 
     # -- the leader --
+
+    async def _on_meet(self, msg: Meet, peer: Peer) -> Met:
+        return await self._met(msg)
 
     async def _met(self, forward: Meet) -> Met:
         answer: asyncio.Future[Met] = asyncio.get_running_loop().create_future()
