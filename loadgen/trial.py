@@ -77,7 +77,8 @@ async def trial(
     cluster does not come up or loses a process."""
     factor = lab.scaling.time_factor
     turns = [turn for trajectory in load.trajectories for turn in trajectory.turns]
-    async with lab.cluster(system, seeded) as cluster, Client(cluster.url, _patience_s(lab)) as client:
+    config = lab.config(system, CONTROL, seeded)
+    async with lab.cluster(system, seeded) as cluster, Client(cluster.url, config.timeouts.request_s) as client:
         served = await client.model()
         log = RunLog(len(turns), started=0.0)
         missed = 0
@@ -93,8 +94,7 @@ async def trial(
         think = any(turn.think_s for turn in turns)
         text = IdText(lab.model().vocab_size)
         agent = Agent(client, served.name, text, log, think, observe, know_hits)
-        security = lab.config(system, CONTROL, seeded).security
-        async with Observer(cluster.control, security, factor) as observer, HostMeter() as meter:
+        async with Observer(cluster.control, config.security, factor) as observer, HostMeter() as meter:
             pids = {status.member.name: status.member.pid for status in observer.samples[0].members}
             before = cpu_seconds(pids)
             log.started = monotonic()
@@ -103,6 +103,7 @@ async def trial(
             if log.last_start is None:
                 log.last_start = log.ended
             after = cpu_seconds(pids)
+            await asyncio.sleep(2 * config.timeouts.heartbeat_s)  # counters travel with heartbeats
     witness = Witness(
         observer.samples,
         observer.missed,
@@ -172,6 +173,3 @@ def stretched(trajectories: Sequence[Trajectory], factor: float) -> list[Traject
         replace(t, turns=tuple(replace(turn, think_s=turn.think_s * factor) for turn in t.turns)) for t in trajectories
     ]
 
-
-def _patience_s(lab: Lab) -> float:
-    return lab.config("basic", CONTROL, Path("/")).timeouts.request_s

@@ -1,0 +1,89 @@
+"""Paired rounds and their ratios; points of a sweep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.errors import ConfigError
+from loadgen.experiment import Setting, interleaved
+from loadgen.experiments_cli import QUICK, Axis, parse_shape, varied
+from loadgen.jobs import paired, plain, ratios, spreads
+from loadgen.rates import arrivals, capacity_ratios, full_aps
+
+
+def run(system: str, repeat: int, job_s: float | None, snic: float | None = None) -> dict[str, Any]:
+    balance = {"snic": {"mean": snic} if snic else None, "attention": None}
+    return {"system": system, "repeat": repeat, "job_s": job_s, "makespan_s": None, "balance": balance}
+
+
+RUNS = [
+    run("basic", 0, 200.0, 1.2), run("dualpath", 0, 100.0, 1.05), run("oracle", 0, 98.0),
+    run("oracle", 1, 90.0), run("dualpath", 1, 100.0, 1.07), run("basic", 1, 180.0),
+    run("basic", 2, 300.0), run("dualpath", 2, None),
+]
+
+
+def test_systems_are_compared_round_by_round() -> None:
+    assert paired(RUNS, "basic", "dualpath", "job_s") == [2.0, 1.8]
+    assert spreads(RUNS)["jct_basic_over_dualpath"] == [2.0, 1.8]
+
+
+def test_ratios_are_medians_under_names_to_look_up() -> None:
+    assert ratios(RUNS) == pytest.approx({
+        "jct_basic_over_dualpath": 1.9,
+        "jct_basic_over_oracle": (200 / 98 + 2) / 2,
+        "jct_dualpath_over_oracle": (100 / 98 + 100 / 90) / 2,
+        "jct_reduction_dualpath_percent": (50 + 100 * (1 - 1 / 1.8)) / 2,
+        "jct_reduction_oracle_percent": (51 + 50) / 2,
+        "snic_max_over_avg_basic": 1.2,
+        "snic_max_over_avg": 1.06,
+    })
+
+
+def test_names_of_systems_in_keys() -> None:
+    assert [plain(name) for name in ("+dual", "basic+layerwise", "dualpath")] == ["dual", "basic_layerwise", "dualpath"]
+
+
+def test_every_other_round_is_in_reverse() -> None:
+    assert interleaved(["a", "b"], 3) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+
+
+def test_shapes() -> None:
+    assert parse_shape(" 2p4d ") == (2, 4)
+    for wrong in ("2P", "0P4D", "2P4D8", "P4D"):
+        with pytest.raises(ConfigError, match="2P4D"):
+            parse_shape(wrong)
+
+
+def test_points_of_a_sweep_change_one_thing() -> None:
+    setting = Setting()
+    more, size = varied(setting, QUICK, Axis.AGENTS, "24")
+    assert (more, size.agents, size.windows) == (setting, 24, QUICK.windows // 2)  # windows grow along
+    nodes, size = varied(setting, QUICK, Axis.NODES, "1P2D")
+    assert (nodes.prefill, nodes.decode, size) == (1, 2, QUICK)
+    assert varied(setting, QUICK, Axis.APPEND, "2")[0].append_scale == 2.0
+    assert varied(setting, QUICK, Axis.MAL, "32K")[0].max_length == 32_768
+    with pytest.raises(ConfigError, match="many"):
+        varied(setting, QUICK, Axis.AGENTS, "many")
+
+
+def test_arrivals_are_the_same_for_the_same_seed_and_play_different_windows() -> None:
+    setting = Setting(turns=2)
+    coming = arrivals(setting, 2.0, 10.0, seed=3)
+    assert coming == arrivals(setting, 2.0, 10.0, seed=3)
+    assert all(0 <= arrival.at < 10 for arrival in coming)
+    assert len({arrival.name for arrival in coming}) == len(coming)
+    with pytest.raises(ConfigError, match="no agent arrives"):
+        arrivals(setting, 1e-9, 1.0, seed=0)
+
+
+def test_rate_of_whole_agents_on_whole_nodes() -> None:
+    # 157 turns an agent on 8 GPUs a node instead of 4 turns on one
+    assert full_aps(Setting(turns=4), 2.0) == pytest.approx(2.0 * 4 / 157 * 8, rel=0.01)
+
+
+def test_capacity_ratios() -> None:
+    found = {"basic": {"aps": 0.5}, "dualpath": {"aps": 1.2}, "+dual": {"aps": None}}
+    assert capacity_ratios(found) == {"aps_dualpath_over_basic": pytest.approx(2.4)}
