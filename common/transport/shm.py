@@ -1,8 +1,8 @@
 """Writes between processes of one host: the writer maps the target region and copies into it.
 
 The owner cannot check addresses here, so the writer does, against the descriptor and against the real size of the
-mapped memory. Mappings are kept per region, until the region is withdrawn or its owner's process ends (a pidfd tells):
-memory of a dead process is freed at once.
+mapped memory. Mappings are kept per memory, whatever regions are registered in it, until one of these turns out to be
+withdrawn or the owner's process ends (a pidfd tells): memory of a dead process is freed at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ShmMover(Mover):
         self._copier = copier
         self._transfer_s = transfer_s
         self._grants: dict[bytes, int] = {}
-        self._mappings: dict[tuple[int, bytes], Memory] = {}  # by owner's pid and region key
+        self._mappings: dict[tuple[int, str], Memory] = {}  # by owner's pid and path
         self._owners: dict[int, int] = {}  # pid -> pidfd
 
     def reaches(self, target: RegionDescriptor) -> bool:
@@ -68,8 +68,15 @@ class ShmMover(Mover):
             raise TransferError(f"process {owner}, which owns the target region, has ended")
 
     def _write(self, owner: int, job: Job, stop: Stop) -> None:
+        place = (owner, job.batch.target.shm)
+        known = place in self._mappings
+        # what was mapped there before may not be what is there now
+        if not self._write_mapped(place, job, stop) and not (known and self._write_mapped(place, job, stop)):
+            raise TransferError("refused: the target region is not registered any more")
+
+    def _write_mapped(self, place: tuple[int, str], job: Job, stop: Stop) -> bool:
+        """False if the region is not registered in that memory, which is unmapped then."""
         target = job.batch.target
-        place = (owner, target.key)
         try:
             memory = self._mappings.get(place) or Memory.open(target.shm, target.size)
         except (OSError, ValueError) as error:
@@ -80,7 +87,7 @@ class ShmMover(Mover):
                 copy(job, memory, stop)
         if not granted:
             self._mappings.pop(place).close()
-            raise TransferError("refused: the target region is not registered any more")
+        return granted
 
     def _watch(self, pid: int) -> None:
         if pid not in self._owners:
