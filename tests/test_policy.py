@@ -50,6 +50,13 @@ def test_a_report_that_has_not_heard_of_an_assignment_does_not_undo_it():
     check_integrity(policy)
 
 
+def test_a_repeated_arrival_changes_nothing():
+    policy = ready(make_policy(), "p", "d")
+    assert starts(arrive(policy, "a"))
+    assert arrive(policy, "a") == [] and policy.num_running == 1
+    check_integrity(policy)
+
+
 def test_idle_engines_take_turns():
     policy = ready(make_policy(), "p0", "p1", "d0", "d1")
     seen = []

@@ -76,6 +76,18 @@ def test_decode_groups():
     assert [engine[0] for engine in chosen] == ["a", "a", "b", "b"]
 
 
+def test_a_decode_group_that_opens_gets_a_share_of_what_waits():
+    """Group A waits for memory with 300, 400, 100. When B opens: B 300 (0 = 0, and it has waited longer for its turn),
+    A 400, B 400."""
+    policy = ready(make_policy(), "p")
+    join(policy, "a"), join(policy, "b")
+    fetch(policy, load("a", free=0))
+    for name, tokens in (("r1", 300), ("r2", 400), ("r3", 100)):
+        assert not starts(arrive(policy, name, tokens))
+    assert list(starts(fetch(policy, load("b")))) == ["r1", "r3"]
+    assert list(starts(fetch(policy, load("a")))) == ["r2"]
+
+
 def decode_group(*engines: str):
     """One group whose engines have fetched without free memory: requests queue there."""
     policy = ready(make_policy(), "p")

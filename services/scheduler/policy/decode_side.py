@@ -48,14 +48,16 @@ class DecodeSide:
         if engine.open:
             group.tok += engine.tok - before
             self._ranked(group)
+            self._try(group)
         elif engine.name in self.engines:
             engine.open = True
+            is_new = not group.engines
             group.engines.append(engine)
             group.tok += engine.tok
             self._ranked(group)
-            for request in list(self.queue.values()):
-                self.queue.remove(request)
-                self.enqueue(request)
+            self._try(group)
+            # a group that opens gets its share of all that waits; an engine may hold what the others could not
+            self._give_out_anew(list(self.waiting if is_new else self.queue.values()))
 
     def close(self, engine: DecodeEngine) -> None:
         """It takes no more work: it drains or has left. Its group's queue is given out anew, and so are those of its
@@ -68,11 +70,7 @@ class DecodeSide:
             group.tok -= engine.tok
             self._ranked(group)
         waiting = [request for request in engine.requests.values() if request.read_path is None]
-        waiting += group.queue.values()
-        for request in waiting:
-            self.release(request)
-        for request in sorted(waiting, key=lambda request: request.arrival):
-            self.enqueue(request)
+        self._give_out_anew([*waiting, *group.queue.values()])
 
     def leave(self, engine: DecodeEngine) -> None:
         engine.group.members -= 1
@@ -83,10 +81,13 @@ class DecodeSide:
         """Its engines, their load or its queue have changed."""
         if group.engines:
             self.ranking.place(group, group.tok + group.queue.tokens, group.turn)
-            if group.queue:
-                self.retry[group] = None
         else:
             self.ranking.remove(group)
+
+    def _try(self, group: Group) -> None:
+        """It has got a new head of its queue, or room."""
+        if group.queue:
+            self.retry[group] = None
 
     # -- requests --
 
@@ -112,6 +113,14 @@ class DecodeSide:
         group.queue.add(request)
         group.turn = next(self._turns)
         self._ranked(group)
+        if group.queue.head is request:
+            self._try(group)
+
+    def _give_out_anew(self, requests: list[Request]) -> None:
+        for request in requests:
+            self.release(request)
+        for request in sorted(requests, key=lambda request: request.arrival):
+            self.enqueue(request)
 
     def handed_over(self, request: Request) -> None:
         """Its KV has left the staging buffer for device memory, which the next report accounts for."""
@@ -124,8 +133,7 @@ class DecodeSide:
         engine.free_blocks += request.num_blocks
         engine.pending_tokens -= request.num_tokens
         engine.free_tokens += request.num_tokens
-        if engine.group.queue:
-            self.retry[engine.group] = None
+        self._try(engine.group)
 
     def release(self, request: Request) -> None:
         """It has ended here, well or badly, or leaves its queue."""
@@ -136,6 +144,7 @@ class DecodeSide:
             return
         if engine is None:
             group.queue.remove(request)
+            self._try(group)
         else:
             engine.release(request)
             if engine.open:
@@ -144,8 +153,9 @@ class DecodeSide:
                 self._free(engine, request)
         self._ranked(group)
 
-    def assign(self) -> Iterator[Request]:
-        """Phase 2: each request as it gets its engine."""
+    def assign(self) -> list[Request]:
+        """Phase 2: the requests that have got their engines."""
+        assigned = []
         while self.retry:
             group, _ = self.retry.popitem()
             queue = group.queue
@@ -163,7 +173,8 @@ class DecodeSide:
                 engine.free_tokens -= request.num_tokens
                 engine.pending_tokens += request.num_tokens
                 group.tok += request.num_tokens  # from the queue: the group's rank is as before
-                yield request
+                assigned.append(request)
+        return assigned
 
 
 def _could_hold(engines: Iterable[DecodeEngine], request: Request) -> bool:

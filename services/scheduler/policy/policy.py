@@ -70,12 +70,13 @@ class Policy:
         """The actions that follow from one event, in order. now: seconds on any monotonic scale."""
         actions: Actions = []
         self._handlers[type(event)](event, actions)
-        if self.prefill.retry and self.prefill.queue:
-            for request in self.prefill.assign():
-                if request.decode is not None:
-                    self._start(request, actions)
-        if self.decode.retry:
-            for request in self.decode.assign():
+        prefill, decode = self.prefill, self.decode
+        while prefill.retry and prefill.queue:
+            request = prefill.assign()
+            if request is not None and request.decode is not None:
+                self._start(request, actions)
+        if decode.retry:
+            for request in decode.assign():
                 if request.prefill is not None:
                     self._start(request, actions)
         return actions
@@ -108,7 +109,8 @@ class Policy:
             if engine is None:
                 continue
             engine.node.read_rate = load.read_rate or engine.node.read_rate
-            self.prefill.count_read(engine, load.read_q - engine.read_q)
+            if load.read_q != engine.read_q:
+                self.prefill.count_read(engine, load.read_q - engine.read_q)
             if isinstance(engine, DecodeEngine):
                 self.decode.report(engine, load)
             else:
@@ -171,19 +173,17 @@ class Policy:
         assert pe is not None and de is not None
         config = self.config
         read = choose_read(config.read_side, request, pe, de, self._num_started, config.block_size)
-        self.prefill.reserve(request, read.pe_blocks)
-        self._to_read(pe, read.pe_tokens)
-        self._to_read(de, request.hit_tokens - read.pe_tokens)
+        if read.pe_blocks:
+            self.prefill.reserve(request, read.pe_blocks)
+        for engine, tokens in ((pe, read.pe_tokens), (de, request.hit_tokens - read.pe_tokens)):
+            if tokens:
+                engine.read_total += tokens
+                engine.node.read_total += tokens
+                self.prefill.count_read(engine, tokens)
         request.read_path = read.path
         self._num_started += 1
         self.num_waiting -= 1
         actions.append(Start(request.key, pe.name, de.name, read.path, read.pe_tokens))
-
-    def _to_read(self, engine: Engine, tokens: int) -> None:
-        if tokens:
-            engine.read_total += tokens
-            engine.node.read_total += tokens
-            self.prefill.count_read(engine, tokens)
 
     def _prefill_ended(self, event: PrefillEnded, actions: Actions) -> None:
         request = self.requests.get(event.key)

@@ -86,7 +86,8 @@ class PrefillSide:
 
     def enqueue(self, request: Request) -> None:
         self.queue.add(request)
-        self.retry = True
+        if self.queue.head is request:
+            self.retry = True
 
     def reserve(self, request: Request, blocks: int) -> None:
         """Staging buffer on its engine, where (a part of) it is read (spec §4)."""
@@ -107,22 +108,24 @@ class PrefillSide:
             self.queue.remove(request)
             self.retry = True  # another one may be the head now
 
-    def assign(self) -> Iterator[Request]:
-        """Each request as it gets its engine; starting it changes the classes for the next one."""
-        while self.retry and self.queue:
-            request = self.queue.head
-            engine = self._choose(request)
-            if engine is None:
-                self.retry = False
-                return
-            self.queue.remove(request)
-            request.prefill = engine
-            engine.take(request)
-            engine.turn = next(self._turns)
-            self._rank(engine)
-            if self._reads_here:
-                self.reserve(request, request.num_blocks)
-            yield request
+    def assign(self) -> Request | None:
+        """The head of the queue, now on its engine; None if it must wait. Only while there is something to retry.
+
+        Starting the request changes the classes for the next one.
+        """
+        request = self.queue.head
+        engine = self._choose(request)
+        if engine is None:
+            self.retry = False
+            return None
+        self.queue.remove(request)
+        request.prefill = engine
+        engine.take(request)
+        engine.turn = next(self._turns)
+        self._rank(engine)
+        if self._reads_here:
+            self.reserve(request, request.num_blocks)
+        return request
 
     def _choose(self, request: Request) -> Engine | None:
         for ranking in (self.short, self.long):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
@@ -12,25 +12,31 @@ _SLACK = 64
 
 
 class Ranking(Generic[T]):
-    """A heap in which a change only adds an entry; outdated ones are dropped when they surface.
+    """A heap in which a change adds an entry (but to the least item); outdated ones are dropped when they surface.
 
     An item is ranked by a number, and among equals by another one that no two items share. place, remove and least take
     amortised O(log n); least_of looks at every item.
     """
 
-    __slots__ = ("_entries", "_heap")
+    __slots__ = ("_entries", "_heap", "_limit")
 
     def __init__(self) -> None:
         self._entries: dict[T, tuple[int, int, T]] = {}  # of each item the one that counts
         self._heap: list[tuple[int, int, T]] = []
+        self._limit = _SLACK  # entries at which the outdated ones are thrown out
 
     def place(self, item: T, key: int, tie: int) -> None:
         """Add an item, or move it."""
-        entry = self._entries[item] = (key, tie, item)
-        heappush(self._heap, entry)
-        if len(self._heap) > 2 * len(self._entries) + _SLACK:
+        heap, old, entry = self._heap, self._entries.get(item), (key, tie, item)
+        self._entries[item] = entry
+        if old is not None and heap[0] is old:
+            heapreplace(heap, entry)
+            return
+        heappush(heap, entry)
+        if len(heap) > self._limit:
             self._heap = list(self._entries.values())
             heapify(self._heap)
+            self._limit = 2 * len(self._heap) + _SLACK
 
     def remove(self, item: T) -> None:
         """Nothing happens if it is not there."""
