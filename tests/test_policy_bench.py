@@ -85,9 +85,7 @@ class Cluster:
         for index in range(ENGINES):
             engine = self.policy.engines[name(role, node, index)]
             taken = sum(request.num_tokens for request in engine.requests.values() if request.handed_over)
-            loads.append(
-                Load(engine.name, engine.assigned_seq, engine.assigned_tok, 0, 1e6, DEVICE_TOKENS - taken)
-            )
+            loads.append(Load(engine.name, engine.assigned_seq, engine.assigned_tok, 0, 1e6, DEVICE_TOKENS - taken))
         return Fetched(tuple(loads))
 
     def end_some(self, running: int, decoding: int, count: int) -> None:
