@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,8 @@ async def run(options: Options, plan_for: Callable[[Workload], Plan]) -> dict[st
     ConfigError if it cannot start.
     """
     sessions = await asyncio.to_thread(read_sessions, options.sessions)
-    with ExitStack() as files:
-        transcript = files.enter_context(Transcript(options.transcript)) if options.transcript else None
+    async with AsyncExitStack() as files:
+        transcript = await files.enter_async_context(Transcript(options.transcript)) if options.transcript else None
         async with Client(options.url) as client:
             served = await client.model()
             workload = fit(sessions.trajectories, options.selection, served.limit)

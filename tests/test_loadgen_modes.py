@@ -113,7 +113,7 @@ async def test_a_failed_turn_ends_its_trajectory_only(tmp_path: Path) -> None:
     file = tmp_path / "transcript.jsonl"
     async with MockServer(answer) as server, Client(server.url) as client:
         agent = agent_for(client, offered=5)
-        with Transcript(file) as transcript:
+        async with Transcript(file) as transcript:
             agent.observe = transcript.add
             await replay(agent, [BRANCHING, one_turn("other")], agents=1)
         agent.log.ended = time.monotonic()
