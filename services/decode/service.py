@@ -158,6 +158,7 @@ class DecodeEngine(EngineService[Sequence]):
             self._free(sequence)
             return
         self.to_scheduler(HandedOver(*sequence.key))
+        self.fetch()  # device memory that is taken now, and no longer only assigned
         if sequence.finish is not None:
             self._finished(sequence)
             return

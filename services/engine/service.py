@@ -149,6 +149,7 @@ class EngineService(Service, Generic[S]):
     def member_left(self, member: Member, reason: str) -> None:
         if member.incarnation == self._traffic_manager_incarnation:
             self.fail(DualPathError(ErrorCode.ENGINE_LOST, f"our traffic manager is gone: {reason}"))
+        self.fetch()  # our leader may have been that one
 
     async def shut(self) -> None:
         if hasattr(self, "backend"):
@@ -190,8 +191,7 @@ class EngineService(Service, Generic[S]):
             self.request_failed(key, ErrorCode.BAD_REQUEST, refusal)
             self.release(key)  # the other side may have staged it already
             return
-        self.assigned(msg)
-        self.fetch()
+        self.assigned(msg)  # the scheduler counts it from here; our next report follows when its read is queued
 
     def _refusal(self, request: Request) -> str | None:
         """What the front end should have refused: the engine checks again, so that no request can harm the others."""
