@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+#: A sample may come so much early, as a share of its window.
+JITTER = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -26,9 +29,19 @@ class Series:
             windows.append(gains)
         return windows
 
+    def thinned(self, every: float) -> Series:
+        """With windows of at least so many seconds, made of those that there are."""
+        kept: list[int] = []
+        for index, time in enumerate(self.times):
+            if not kept or time - self.times[kept[-1]] >= every * (1 - JITTER):
+                kept.append(index)
+        return self._at(kept)
+
     def between(self, start: float, end: float) -> Series:
         """The part with times in [start, end]."""
-        kept = [index for index, time in enumerate(self.times) if start <= time <= end]
+        return self._at([index for index, time in enumerate(self.times) if start <= time <= end])
+
+    def _at(self, kept: Sequence[int]) -> Series:
         return Series(
             [self.times[index] for index in kept],
             {name: [values[index] for index in kept] for name, values in self.values.items()},

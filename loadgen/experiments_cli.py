@@ -26,6 +26,7 @@ from loadgen.report import write_result
 from loadgen.systems import CHAIN, SYSTEMS
 from loadgen.tables import print_capacity, print_ratios, print_runs
 
+PIPE_WIDTH = 160
 QUICK_SYSTEMS = ("basic", "dualpath", "oracle")
 
 
@@ -323,7 +324,7 @@ def _execute(
             raise ConfigError(f"result file {out}: no such directory: create {out.parent} first")
         with runs_progress(progress) as on_run:
             result = {"kind": kind, **uvloop.run(work(on_run))}
-        console = Console()
+        console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
         print_runs(result, console)
         if "capacity" in result:
             print_capacity(result, console)

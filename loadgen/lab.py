@@ -73,12 +73,12 @@ class Lab:
         return read_configured_model(self.config("basic", CONTROL, Path("/")))
 
     def logged(self) -> str:
-        """The first thing that any process of the last cluster had to say; they only log what should not be."""
+        """The first and the last thing that a process of the last cluster had to say; they log what should not be."""
         for path in sorted(self.run.path.glob("*.log")):
-            with path.open(errors="replace") as lines:
-                line = lines.readline().strip()
-            if line:
-                return f"{path.stem}: {line}"
+            lines = path.read_text(errors="replace").split("\n")
+            said = [line.strip() for line in lines if line.strip()]
+            if said:
+                return f"{path.stem}: {' ... '.join(dict.fromkeys([said[0], said[-1]]))}"
         return ""
 
     @asynccontextmanager

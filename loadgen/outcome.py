@@ -17,8 +17,8 @@ from loadgen.observe import Sample
 PARTS = ("scheduling", "allocation", "read", "prefill")
 #: Bounds of the validity flags.
 MAX_CPU, MAX_LAG_S, MIN_HIT = 0.9, 0.1, 0.99
-#: Attention balance is taken over so much of the job (spec §10).
-ATTENTION_SHARE = 0.05
+#: A window of the real cluster, seconds (spec §10).
+WINDOW_S = 1.0
 
 _SAMPLE = re.compile(r"(\w+)\{(.*)\}")
 
@@ -26,15 +26,15 @@ _SAMPLE = re.compile(r"(\w+)\{(.*)\}")
 @dataclass(frozen=True, slots=True)
 class Witness:
     """What was seen beside the turns. lags: of the client's event loop, wall seconds; cpu: share of the host's cores;
-    cpu_s: CPU seconds of each process. expected_hit: tokens that should have hit in all turns that were offered.
-    logged: the first line of a process's log, which should have none."""
+    cpu_s: CPU seconds of each process. hits: tokens that each turn should hit, by session. logged: from the log of a
+    process, which should have none."""
 
     samples: Sequence[Sample]
     missed_samples: int
     lags: Sequence[float]
     cpu: float
     cpu_s: Mapping[str, float]
-    expected_hit: int
+    hits: Mapping[str, Sequence[int]]
     logged: str = ""
 
 
@@ -67,11 +67,12 @@ def unstretched(log: RunLog, factor: float) -> RunLog:
     )
 
 
-def outcome(log: RunLog, slo: Slo, witness: Witness, factor: float) -> dict[str, Any]:
+def outcome(log: RunLog, slo: Slo, witness: Witness, factor: float, share: float = 1.0) -> dict[str, Any]:
     """A run as JSON (loadgen.report_html says what of it is shown). log is in wall time, which is `factor` times the
-    real cluster's."""
+    real cluster's. share: of a node's GPUs, hence of its requests, that one here stands for."""
     real = unstretched(log, factor)
     samples = [replace(s, at=log.started + (s.at - log.started) / factor) for s in witness.samples]
+    level = steady_window(real) or (real.started, real.ended)
     measured = measure(real, slo)
     rate = level_rate(real)
     return {
@@ -81,7 +82,10 @@ def outcome(log: RunLog, slo: Slo, witness: Witness, factor: float) -> dict[str,
         "turns_per_s": rate,
         "ttft_parts_s": _parts(real.turns, fmean),
         "ttft_parts_p50_s": _parts(real.turns, median),
-        "balance": {"snic": snic_balance(samples, real), "attention": attention_balance(samples, real)},
+        "balance": {
+            "snic": snic_balance(samples, level, real.started, WINDOW_S / share),
+            "attention": attention_balance(samples, level, real.started),
+        },
         "nic_bytes": nic_bytes(samples),
         "cpu_s": dict(witness.cpu_s),
         "validity": _validity(real, measured, witness),
@@ -103,47 +107,54 @@ def _parts(turns: Iterable[TurnRecord], mean: Any) -> dict[str, float]:
     return {part: mean([parts.get(f"{part}_s", 0.0) for parts in told]) for part in PARTS} if told else {}
 
 
-# -- balance --
+# -- balance, while all agents were active --
 
 
-def snic_balance(samples: Sequence[Sample], log: RunLog) -> dict[str, Any] | None:
-    """max/avg over nodes of bytes through their storage NICs, both ways, while all agents were active."""
-    nodes = sorted({status.member.node for sample in samples for status in sample.members
-                    if status.member.role is Role.TRAFFIC_MANAGER})
-    loads = [{node: 0.0 for node in nodes} for _ in samples]
-    for load, sample in zip(loads, samples, strict=True):
-        for (name, _), value in _nic_counters(sample.members).items():
-            node, _, interface = name.partition("/")
-            if interface == "snic" and node in load:
-                load[node] += value
-    series = Series([sample.at for sample in samples], {node: [load[node] for load in loads] for node in nodes})
-    window = steady_window(log)
-    return _balance(series.between(*window) if window else series, log.started)
+def snic_balance(
+    samples: Sequence[Sample], level: tuple[float, float], started: float, window_s: float
+) -> dict[str, Any] | None:
+    """max/avg over nodes of bytes through their storage NICs, both ways, over windows in which a node here serves as
+    many requests as a whole one in a second: fewer would look less even by chance alone."""
+    nodes = {
+        status.member.node: [0.0] * len(samples)
+        for sample in samples
+        for status in sample.members
+        if status.member.role is Role.TRAFFIC_MANAGER
+    }
+    for index, sample in enumerate(samples):
+        for (nic, _), value in _nic_counters(sample.members).items():
+            node, _, interface = nic.partition("/")
+            if interface == "snic" and node in nodes:
+                nodes[node][index] += value
+    series = Series([sample.at for sample in samples], nodes).between(*level)
+    return _balance(series.thinned(window_s), started, window_s)
 
 
-def attention_balance(samples: Sequence[Sample], log: RunLog) -> dict[str, Any] | None:
-    """max/avg over the prefill engines of a group of the time that their attention took, in the first part of the job.
-    None without a group of several engines."""
+def attention_balance(samples: Sequence[Sample], level: tuple[float, float], started: float) -> dict[str, Any] | None:
+    """max/avg over the prefill engines of a group of the time that their attention took. None without a group of
+    several engines."""
     groups: dict[str, dict[str, list[float]]] = {}
-    early = [sample for sample in samples if sample.at <= log.started + ATTENTION_SHARE * (log.ended - log.started)]
-    for sample in early:
+    for sample in samples:
         for status in sample.members:
             if status.member.role is Role.PREFILL:
                 value = status.counters.get("attention_seconds_total", 0.0)
                 groups.setdefault(status.member.group, {}).setdefault(status.member.name, []).append(value)
-    several = [engines for engines in groups.values() if len(engines) > 1]
-    whole = [engines for engines in several if all(len(values) == len(early) for values in engines.values())]
-    told = [_balance(Series([sample.at for sample in early], engines), log.started) for engines in whole]
+    told = []
+    for engines in groups.values():
+        if len(engines) > 1 and all(len(values) == len(samples) for values in engines.values()):
+            series = Series([sample.at for sample in samples], engines).between(*level)
+            told.append(_balance(series.thinned(WINDOW_S), started, WINDOW_S))
     return max((balance for balance in told if balance), key=lambda balance: balance["mean"], default=None)
 
 
-def _balance(series: Series, started: float) -> dict[str, Any] | None:
+def _balance(series: Series, started: float, window_s: float) -> dict[str, Any] | None:
     mean = mean_max_over_avg(series)
     if mean is None:
         return None
     return {
         "mean": mean,
         "overall": overall_max_over_avg(series),
+        "window_s": window_s,
         "at_s": [round(at - started, 3) for at in series.times[1:]],
         "max_over_avg": [max_over_avg(window) for window in series.increments()],
     }
@@ -176,8 +187,8 @@ def _nic_counters(members: Iterable[MemberStatus]) -> dict[tuple[str, str], floa
 
 def _validity(log: RunLog, measured: Mapping[str, Any], witness: Witness) -> dict[str, Any]:
     lag = percentile(sorted(witness.lags), 99) or 0.0
-    hit, played = measured["hit_tokens"], len(log.turns)
-    expected = witness.expected_hit * played / log.offered if log.offered else 0
+    hit = measured["hit_tokens"]
+    expected = sum(witness.hits[turn.session][turn.turn] for turn in log.turns if turn.failure is None)
     warm = hit is not None and expected > 0 and hit >= MIN_HIT * expected
     share = "unknown" if hit is None or not expected else f"{100 * hit / expected:.1f} %"
     wrong = measured["failed"] + measured["violations"]

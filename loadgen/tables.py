@@ -15,28 +15,44 @@ def print_runs(result: Mapping[str, Any], console: Console) -> None:
     """All runs of a result. Times are the real cluster's."""
     runs = result["runs"]
     online = any("aps" in run for run in runs)
-    table = Table(title=f"Runs: {result['scale']}", title_justify="left")
-    measures = ("JCT s", "bound s", "makespan s", "turns/s", "TTFT p50 s", "p99", "TTST ms", "TPOT ms")
-    for name in ("system", "load", *measures):
-        table.add_column(name, justify="left" if name in ("system", "load") else "right")
-    table.add_column("SNIC max/avg", justify="right")
-    table.add_column("attention", justify="right")
+    table = Table(title="Runs, in the real cluster's time", title_justify="left")
+    table.add_column("system", no_wrap=True)
+    table.add_column("load", no_wrap=True)
+    measures = ("JCT s", "bound s", "makespan s") if not online else ()
+    for name in (*measures, "turns/s", "TTFT p50 s", "p99 s", "TTST ms", "TPOT ms", "SNIC max/avg", "attention"):
+        table.add_column(name, justify="right")
     if online:
-        table.add_column("objectives")
-    table.add_column("not as it should be")
+        table.add_column("objectives", no_wrap=True)
     for run in runs:
         table.add_row(*_row(run, online))
-    table.caption = f"{result['workload']}; hits {result['hits']}"
     console.print(table)
+    for line in (result["scale"], result["workload"], f"hits: {result['hits']}", *_broken(runs)):
+        console.print(line, markup=False, highlight=False)
+
+
+def _broken(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is not as it should be."""
+    return [
+        f"{run['system']}, {_load(run)}: {name.replace('_', ' ')}: no ({flag['detail']})"
+        for run in runs
+        for name, flag in run["validity"].items()
+        if not flag["ok"]
+    ]
+
+
+def _load(run: Mapping[str, Any]) -> str:
+    if "aps" in run:
+        return f"{run['nodes']}, {run['aps']:.3g} agents/s"
+    return f"{run['nodes']}, {run['agents']} agents, round {run['repeat'] + 1}"
 
 
 def _row(run: Mapping[str, Any], online: bool) -> list[str]:
+    bound = run["bounds"]["systems"][run["bound_as"]].get("job_completion_s")
+    job = [] if online else [number(run["job_s"]), number(bound), number(run["makespan_s"])]
     cells = [
         run["system"],
-        f"{run['aps']:.3g} agents/s" if "aps" in run else f"{run['nodes']}, {run['agents']} agents",
-        "-" if "aps" in run else number(run["job_s"]),
-        number(run["bounds"]["systems"][run["bound_as"]].get("job_completion_s")),
-        number(run["makespan_s"]),
+        _load(run),
+        *job,
         number(run["turns_per_s"]),
         *(number(_seconds(run["ttft_ms"][statistic])) for statistic in ("p50", "p99")),
         *(number(run[measure]["mean"]) for measure in ("ttst_ms", "tpot_ms")),
@@ -44,7 +60,7 @@ def _row(run: Mapping[str, Any], online: bool) -> list[str]:
     ]
     if online:
         cells.append("met" if run["verdict"]["met"] else "missed" if run["verdict"]["stationary"] else "not stationary")
-    return [*cells, "; ".join(flag["detail"] for flag in run["validity"].values() if not flag["ok"])]
+    return cells
 
 
 def print_ratios(result: Mapping[str, Any], console: Console) -> None:

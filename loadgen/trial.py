@@ -110,10 +110,10 @@ async def trial(
         meter.lags,
         meter.cpu,
         {name: round(after[name] - before[name], 2) for name in after},
-        sum(sum(hits(trajectory)) for trajectory in load.trajectories),
+        {trajectory.name: hits(trajectory) for trajectory in load.trajectories},
         lab.logged(),
     )
-    result = outcome(log, slo, witness, factor)
+    result = outcome(log, slo, witness, factor, lab.scaling.gpus / lab.scaling.hardware.gpus)
     if isinstance(load, Online):
         result["verdict"] = verdict(unstretched(log, factor), slo, log.interrupted)
     return result

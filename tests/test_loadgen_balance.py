@@ -30,6 +30,14 @@ def test_a_part_of_it() -> None:
     assert overall_max_over_avg(SERIES.between(0.5, 1.5)) is None
 
 
+def test_longer_windows() -> None:
+    times = [0.0, 1.0, 1.95, 3.0, 4.0, 4.2]
+    series = Series(times, {"a": [0, 1, 2, 3, 4, 5], "b": [0, 3, 3, 3, 3, 3]})
+    assert series.thinned(2.0).times == [0.0, 1.95, 4.0]  # 1.95 is a sample that came a little early
+    assert series.thinned(2.0).increments() == [{"a": 2, "b": 3}, {"a": 2, "b": 0}]
+    assert series.thinned(0.1).times == times
+
+
 def test_a_process_that_started_anew() -> None:
     assert Series([0.0, 1.0], {"a": [100.0, 3.0], "b": [0.0, 1.0]}).increments() == [{"a": 3.0, "b": 1.0}]
 
