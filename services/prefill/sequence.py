@@ -14,13 +14,19 @@ from services.prefill.batching import Chunk, Pending
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """due: when it is given up. cached: hit tokens, known once it is ready; computed: tokens of earlier chunks, whose
-    KV the next one can load. chunk: planned or being computed. allocation_s, read_s: parts of TTFT (spec §10)."""
+    """A request of ours.
+
+    since: when it was assigned; due: when it is given up. cached: hit tokens, known once it is ready; computed: tokens
+    of earlier chunks, whose KV the next one can load. chunk: planned or being computed. admission_s: until it had the
+    device memory that it needs before its read; allocation_s, read_s: parts of TTFT (spec §10).
+    """
 
     assign: Assign
+    since: float
     due: float
     cached: int = 0
     computed: int = 0
+    admission_s: float = 0.0
     allocation_s: float = 0.0
     read_s: float = 0.0
     ready: bool = False

@@ -99,12 +99,14 @@ class PrefillEngine(EngineService[Sequence]):
     # -- requests in --
 
     def assigned(self, msg: Assign) -> None:
-        sequence = Sequence(msg, monotonic() + self.config.timeouts.request_s)
+        now = monotonic()
+        sequence = Sequence(msg, now, now + self.config.timeouts.request_s)
         self._sequences[sequence.key] = sequence
         self.forwards.assigned(sequence)
 
     def stage_sequence(self, sequence: Sequence) -> None:
         msg, timeouts = sequence.assign, self.config.timeouts
+        sequence.admission_s = monotonic() - sequence.since
         # slots, the read, other slots if it is late: as long as either side may take
         sequence.due = monotonic() + 2 * timeouts.stage_s + timeouts.read_s + timeouts.call_s
         # on our own path the buffer also keeps earlier chunks' KV (spec §4), so there is room for all of the prompt
@@ -116,7 +118,7 @@ class PrefillEngine(EngineService[Sequence]):
         sequence = self._sequences.get((msg.request_id, msg.attempt))
         if sequence is not None and not sequence.ready:
             sequence.cached, sequence.ready = msg.cached_tokens, True
-            sequence.allocation_s, sequence.read_s = msg.allocation_s, msg.read_s
+            sequence.allocation_s, sequence.read_s = sequence.admission_s + msg.allocation_s, msg.read_s
             sequence.due = monotonic() + self.config.timeouts.request_s
             self.forwards.ready(sequence)
             self.wake()

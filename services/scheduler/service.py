@@ -168,8 +168,9 @@ class Scheduler(Service):
                 self._progress(RequestErred(key, "", ErrorCode.DEADLINE, "nobody has ended it in time"))
 
     def _overdue(self, now: float) -> list[RequestKey]:
-        """Attempts that are older than a front end lets them become."""
-        limit = now - self.config.timeouts.request_s
+        """Attempts that are older than a front end lets them become, or an engine: whose end is lost."""
+        timeouts = self.config.timeouts
+        limit = now - timeouts.request_s - timeouts.call_s - timeouts.heartbeat_s
         oldest_first = self._live.items()
         return [key for key, _ in takewhile(lambda item: item[1].since < limit, oldest_first)]
 
