@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,35 +15,45 @@ from rich.console import Console
 from common.errors import ConfigError
 from common.workload.scaling import Selection, Workload
 from common.workload.sessions import PACKAGED
-from loadgen.experiments_cli import register
+from loadgen.conduct import errors
+from loadgen.experiments_cli import known, make_setting, register, run_online
 from loadgen.measure import Slo
 from loadgen.online import online, schedule
+from loadgen.options import (
+    LookUp,
+    MaxContext,
+    MaxSessions,
+    MaxTurns,
+    Model,
+    Out,
+    Paced,
+    Pacing,
+    Quick,
+    Scale,
+    SessionsFile,
+    Set,
+    Shape,
+    Show,
+    SloTpot,
+    SloTtft,
+    Systems,
+    Think,
+    TimeFactor,
+    TranscriptFile,
+    Turns,
+    positive,
+)
 from loadgen.progress import ProgressMode
+from loadgen.rates import Window
 from loadgen.replay import replay
 from loadgen.report import print_report, write_result
 from loadgen.run import Options, Plan, run
+from loadgen.sizes import FULL, QUICK
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
 
-def _positive(value: float) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise typer.BadParameter("must be a number above 0")
-    return value
-
-
 Url = Annotated[str, typer.Option(help="The server, e.g. http://127.0.0.1:8000")]
-SessionsFile = Annotated[Path, typer.Option(help="Sessions, as JSON lines", show_default="those of the package")]
-MaxSessions = Annotated[int | None, typer.Option(min=1, help="Use the first N sessions only")]
-MaxTurns = Annotated[int | None, typer.Option(min=1, help="Use the first N turns of each session only")]
-MaxContext = Annotated[int | None, typer.Option(min=2, help="Divide each session's lengths until it fits N tokens")]
-Scale = Annotated[int | None, typer.Option(min=1, help="Divide all lengths by K")]
-Think = Annotated[bool, typer.Option("--think", help="Keep the think times between turns")]
-SloTtft = Annotated[float, typer.Option(callback=_positive, help="Objective for TTFT, in seconds")]
-SloTpot = Annotated[float, typer.Option(callback=_positive, help="Objective for TPOT, in seconds")]
-Out = Annotated[Path | None, typer.Option(help="Write the result here, as JSON", dir_okay=False, writable=True)]
-TranscriptFile = Annotated[Path | None, typer.Option(help="Write every turn's token ids here, as JSON lines")]
-Show = Annotated[ProgressMode, typer.Option(help="On stderr: a bar on a terminal, or a JSON line a turn, or nothing")]
 
 
 @app.command("replay")
@@ -78,9 +88,11 @@ def replay_command(
 
 @app.command("online")
 def online_command(
-    url: Url,
-    aps: Annotated[float, typer.Option(callback=_positive, help="Agents that arrive per second")],
-    duration: Annotated[float, typer.Option(callback=_positive, help="Seconds during which agents arrive")],
+    url: Annotated[str | None, typer.Option(help="A server; without it clusters are started")] = None,
+    aps: Annotated[
+        list[float] | None, typer.Option(help="Agents that arrive per second; without --url, repeat or leave out")
+    ] = None,
+    duration: Annotated[float | None, typer.Option(help="Seconds during which agents arrive")] = None,
     seed: Annotated[int, typer.Option(help="Decides arrivals, sessions and texts")] = 0,
     sessions: SessionsFile = PACKAGED,
     max_sessions: MaxSessions = None,
@@ -90,23 +102,50 @@ def online_command(
     think: Think = False,
     slo_ttft: SloTtft = 4.0,
     slo_tpot: SloTpot = 0.05,
+    system: Systems = None,
+    fabric: Shape = "2P4D",
+    model: Model = "ds-660b",
+    set_name: Set = "64K",
+    turns: Turns = None,
+    tolerance: Annotated[float, typer.Option(callback=positive, help="Where a search ends, of the rate")] = 0.06,
+    trials: Annotated[int, typer.Option(min=1, help="Runs a system at most, in a search")] = 7,
+    time_factor: TimeFactor = None,
+    look_up: LookUp = False,
+    pacing: Paced = Pacing.AUTO,
+    quick: Quick = False,
     out: Out = None,
     transcript: TranscriptFile = None,
     progress: Show = ProgressMode.AUTO,
 ) -> None:
-    """Open loop: agents arrive as a Poisson process, each plays a session drawn at random."""
+    """Open loop: agents arrive as a Poisson process. With --url each plays a session drawn at random; without, systems
+    are compared, and the largest rate within the objectives is searched for."""
+    slo = Slo(slo_ttft, slo_tpot)
+    rates = [positive(rate) for rate in aps or []]
+    if url is None:
+        size = (QUICK if quick else FULL).given(None, None, turns, None)
+        with errors():
+            setting = replace(
+                make_setting(fabric, model, set_name, size.turns, time_factor, seed), know_hits=not look_up
+            )
+            systems = known(system or ("basic", "dualpath"))
+        window = Window(positive(duration or size.duration_s), slo)
+        run_online(systems, setting, rates, window, tolerance, trials, pacing, out, progress)
+        return
+    if len(rates) != 1 or duration is None:
+        raise typer.BadParameter("--url needs one --aps and a --duration")
+    (rate,), duration_s = rates, positive(duration)
 
     def plan(workload: Workload) -> Plan:
-        arrivals = schedule(workload.trajectories, aps, duration, seed)
+        arrivals = schedule(workload.trajectories, rate, duration_s, seed)
         return Plan(
-            {"mode": "online", "aps": aps, "duration_s": duration, "seed": seed, "arrivals": len(arrivals)},
+            {"mode": "online", "aps": rate, "duration_s": duration_s, "seed": seed, "arrivals": len(arrivals)},
             sum(len(arrival.trajectory.turns) for arrival in arrivals),
             len(arrivals),
             lambda agent: online(agent, arrivals),
         )
 
     selection = Selection(max_sessions, max_turns, max_context, scale)
-    _execute(Options(url, sessions, selection, Slo(slo_ttft, slo_tpot), think, transcript, progress), plan, out)
+    _execute(Options(url, sessions, selection, slo, think, transcript, progress), plan, out)
 
 
 register(app)

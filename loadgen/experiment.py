@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from common.perf.hardware import get_hardware
 from common.perf.models import get_model_profile
 from common.perf.scaling import Scaling
 from common.rundir import RunDirectory
-from common.workload.hits import Pooled, pooled
+from common.workload.hits import BLOCK_TOKENS, Pooled, pooled
 from common.workload.scaling import cut, stretched
 from common.workload.synthetic import SET_SIZE, generate
 from common.workload.trajectories import Trajectory
@@ -29,6 +30,10 @@ from loadgen.systems import BOUND_AS
 
 #: Where a store is memory, not a disk.
 MEMORY_DIRECTORY = Path("/dev/shm")
+#: Of a block: a header and a share of its directory; what a run stores is more, but far fewer blocks.
+STORED_BYTES = 3 * 4096
+#: A turn costs about a quarter of a second of CPU time, most of it the storage gateway's, front end's and scheduler's.
+EASY_TURNS_PER_S = 4.0
 #: What a result says of the windows (their choice is in common.workload.windows).
 WINDOWS = (
     "each trajectory is a window of {turns} turns at native context out of a synthetic one of the {set} set; its prefix"
@@ -52,7 +57,7 @@ class Setting:
     gpus: int = 1
     time_factor: float = 4.0
     workload: str = "64K"
-    turns: int = 6
+    turns: int = 4
     append_scale: float = 1.0
     generation_scale: float = 1.0
     know_hits: bool = True
@@ -92,6 +97,16 @@ class Setting:
         mean = self.mean_turn
         turn = Turn(round(mean.hit), round(mean.miss), round(mean.generate))
         return Plan(self.scaling.model, self.scaling.hardware, self.prefill, self.decode, turn, self.gpus)
+
+    def blocks(self, windows: float) -> int:
+        """Of a store from which that many windows have been played."""
+        return round(windows * (self.mean_turn.hit / BLOCK_TOKENS + self.turns))
+
+    @property
+    def easy_time_factor(self) -> float:
+        """With which two cores can follow: they run about EASY_TURNS_PER_S turns of a cluster that reads on both
+        sides."""
+        return max(1.0, float(math.ceil(self.plan.bound("dualpath").turns_per_s / EASY_TURNS_PER_S)))
 
     def lab(self, placement: Placement, directory: RunDirectory) -> Lab:
         mean = self.mean_turn
@@ -158,12 +173,11 @@ def _own_version() -> str:
 
 def store_directory(blocks: int) -> Path | None:
     """Where to keep a store of so many blocks: in memory where it fits there well, else (None) with temporary files."""
-    needed = blocks * 3 * 4096  # a header a block, a third of it for directories and for what runs add
     try:
         status = os.statvfs(MEMORY_DIRECTORY)
     except OSError:
         return None
-    return MEMORY_DIRECTORY if status.f_bavail * status.f_frsize > 2 * needed else None
+    return MEMORY_DIRECTORY if status.f_bavail * status.f_frsize > 2 * blocks * STORED_BYTES else None
 
 
 def interleaved(systems: Sequence[str], rounds: int) -> list[tuple[int, str]]:

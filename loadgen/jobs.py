@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -27,15 +27,13 @@ async def compare(
     whole: bool,
     namespaces: bool | None,
     on_run: OnRun,
-) -> dict[str, Any]:
+    add: Callable[[dict[str, Any]], None],
+) -> None:
     """Runs of every system in every round on the same `count` windows, `agents` of them at a time; each round has
-    windows of its own. whole: to the last agent's end. {"placement", "runs"}. ConfigError if a cluster does not come
-    up."""
-    mean = setting.mean_turn
-    runs = []
-    blocks = round(count * (mean.hit + 2 * setting.turns * mean.miss) / 64)
+    windows of its own. whole: to the last agent's end. add takes each run. ConfigError if a cluster does not come up.
+    """
     with (
-        RunDirectory(store_directory(blocks)) as directory,
+        RunDirectory(store_directory(setting.blocks(count))) as directory,
         placed(setting.prefill, setting.decode, setting.scaling, namespaces) as placement,
     ):
         lab = setting.lab(placement, directory)
@@ -44,18 +42,18 @@ async def compare(
             seeded = await lab.seed(f"round-{index}", load.trajectories)
             on_turn = on_run(f"{setting.nodes} {system}, round {index + 1} of {rounds}", count * setting.turns)
             result = await trial(lab, system, load, seeded, Slo(), setting.know_hits, on_turn)
-            runs.append(
+            add(
                 {
                     "system": system,
                     "repeat": index,
                     "agents": agents,
+                    "placement": placement.description,
                     **setting.place(),
                     "bound_as": BOUND_AS[system],
                     "bounds": setting.bounds(agents, count),
                     **result,
                 }
             )
-        return {"placement": placement.description, "runs": runs}
 
 
 def paired(runs: Sequence[Mapping[str, Any]], of: str, to: str, measure: str) -> list[float]:

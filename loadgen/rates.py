@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,21 +56,16 @@ async def at_rates(
     window: Window,
     namespaces: bool | None,
     on_run: OnRun,
-) -> dict[str, Any]:
-    """Every system at every rate, in agents a second. {"placement", "runs"}."""
-    runs = []
-    with (
-        RunDirectory(store_directory(_blocks(setting, max(rates) * window.duration_s))) as directory,
-        placed(setting.prefill, setting.decode, setting.scaling, namespaces) as placement,
-    ):
-        lab = setting.lab(placement, directory)
+    add: Callable[[dict[str, Any]], None],
+) -> None:
+    """Every system at every rate, in agents a second. add takes each run."""
+    with _laboratory(setting, max(rates) * window.duration_s, namespaces) as lab:
         for aps in rates:
             for system in systems:
-                runs.append(await _run(lab, setting, system, aps, window, on_run))
-    return {"placement": placement.description, "runs": runs}
+                add(await _run(lab, setting, system, aps, window, on_run))
 
 
-async def capacities(
+async def search(
     setting: Setting,
     systems: Sequence[str],
     window: Window,
@@ -77,26 +73,26 @@ async def capacities(
     trials: int,
     namespaces: bool | None,
     on_run: OnRun,
-) -> dict[str, Any]:
-    """{"placement", "runs", "capacity"}: for each system the largest rate found that meets the objectives, and the
-    least that does not, in agents a second."""
-    runs: list[dict[str, Any]] = []
-    found: dict[str, dict[str, Any]] = {}
+    add: Callable[[dict[str, Any]], None],
+) -> None:
+    """For each system, runs that close in on the largest rate that meets the objectives."""
     most = max(_bound_aps(setting, system) for system in systems)
+    with _laboratory(setting, most * window.duration_s, namespaces) as lab:
+        for system in systems:
+            closing = Search(FIRST_SHARE * _bound_aps(setting, system), tolerance, trials)
+            while not closing.done:
+                run = await _run(lab, setting, system, closing.rate, window, on_run)
+                add(run)
+                closing.tell(run["verdict"]["met"])
+
+
+@contextmanager
+def _laboratory(setting: Setting, windows: float, namespaces: bool | None) -> Iterator[Lab]:
     with (
-        RunDirectory(store_directory(_blocks(setting, most * window.duration_s))) as directory,
+        RunDirectory(store_directory(setting.blocks(windows))) as directory,
         placed(setting.prefill, setting.decode, setting.scaling, namespaces) as placement,
     ):
-        lab = setting.lab(placement, directory)
-        for system in systems:
-            bound = _bound_aps(setting, system)
-            search = Search(FIRST_SHARE * bound, tolerance, trials)
-            while not search.done:
-                run = await _run(lab, setting, system, search.rate, window, on_run)
-                runs.append(run)
-                search.tell(run["verdict"]["met"])
-            found[system] = {"aps": search.met, "failed_aps": search.failed, "bound_aps": bound}
-    return {"placement": placement.description, "runs": runs, "capacity": found}
+        yield setting.lab(placement, directory)
 
 
 async def _run(
@@ -112,6 +108,7 @@ async def _run(
     return {
         "system": system,
         "aps": aps,
+        "placement": lab.placement.description,
         "full_aps": full_aps(setting, aps),
         **setting.place(),
         "bound_as": BOUND_AS[system],
@@ -124,6 +121,18 @@ def full_aps(setting: Setting, aps: float) -> float:
     """The rate of whole trajectories on whole nodes that makes as many turns a second as this one of windows."""
     mean_turns = setting.mean_turn.turns / len(setting.trajectories)
     return aps * setting.turns / mean_turns * setting.scaling.hardware.gpus / setting.gpus
+
+
+def capacities(setting: Setting, runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """For each system the largest rate that met the objectives and the least above it that did not, in agents a second,
+    beside the planner's bound; None where no run says."""
+    found = {}
+    for system in dict.fromkeys(run["system"] for run in runs):
+        verdicts = [(run["aps"], run["verdict"]["met"]) for run in runs if run["system"] == system]
+        met = max((aps for aps, ok in verdicts if ok), default=None)
+        failed = min((aps for aps, ok in verdicts if not ok and (met is None or aps > met)), default=None)
+        found[system] = {"aps": met, "failed_aps": failed, "bound_aps": _bound_aps(setting, system)}
+    return found
 
 
 def capacity_ratios(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
@@ -140,7 +149,3 @@ def capacity_ratios(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 def _bound_aps(setting: Setting, system: str) -> float:
     return setting.plan.bound(BOUND_AS[system]).turns_per_s / setting.turns
 
-
-def _blocks(setting: Setting, windows: float) -> int:
-    mean = setting.mean_turn
-    return round(windows * (mean.hit + 2 * setting.turns * mean.miss) / 64)

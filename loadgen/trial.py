@@ -115,6 +115,7 @@ async def trial(
     )
     result = outcome(log, slo, witness, factor, lab.scaling.gpus / lab.scaling.hardware.gpus)
     if isinstance(load, Online):
+        result["given_up"] = log.interrupted
         result["verdict"] = verdict(unstretched(log, factor), slo, log.interrupted)
     return result
 

@@ -8,9 +8,9 @@ import pytest
 
 from common.errors import ConfigError
 from loadgen.experiment import Setting, interleaved
-from loadgen.experiments_cli import QUICK, Axis, parse_shape, varied
 from loadgen.jobs import paired, plain, ratios, spreads
-from loadgen.rates import arrivals, capacity_ratios, full_aps
+from loadgen.rates import arrivals, capacities, capacity_ratios, full_aps
+from loadgen.sizes import QUICK, Axis, parse_shape, varied
 
 
 def run(system: str, repeat: int, job_s: float | None, snic: float | None = None) -> dict[str, Any]:
@@ -82,6 +82,18 @@ def test_arrivals_are_the_same_for_the_same_seed_and_play_different_windows() ->
 def test_rate_of_whole_agents_on_whole_nodes() -> None:
     # 157 turns an agent on 8 GPUs a node instead of 4 turns on one
     assert full_aps(Setting(turns=4), 2.0) == pytest.approx(2.0 * 4 / 157 * 8, rel=0.01)
+
+
+def test_capacity_out_of_runs() -> None:
+    runs = [
+        {"system": "basic", "aps": aps, "verdict": {"met": met}}
+        for aps, met in ((1.0, True), (1.4, False), (1.2, True), (1.3, False))
+    ]
+    runs.append({"system": "oracle", "aps": 2.0, "verdict": {"met": False}})
+    found = capacities(Setting(), runs)
+    assert (found["basic"]["aps"], found["basic"]["failed_aps"]) == (1.2, 1.3)
+    assert (found["oracle"]["aps"], found["oracle"]["failed_aps"]) == (None, 2.0)
+    assert found["basic"]["bound_aps"] < found["oracle"]["bound_aps"]
 
 
 def test_capacity_ratios() -> None:

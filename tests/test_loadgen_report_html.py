@@ -237,7 +237,7 @@ def test_what_a_run_comes_to_is_read() -> None:
         "a", 0, 10.0, 10.0, 18.0, 100, 2, [12.0, 16.0], parts={"read_s": 1.0, "prefill_s": 0.5}, cached_tokens=64
     )
     log = RunLog(1, 10.0, 18.0, 1, 10.0, turns=[turn], trajectories=[TrajectoryRecord("a", 10.0, 18.0, True)])
-    told = outcome(log, Slo(), Witness([], 3, [], 0.5, {}, 64), factor=2.0)
+    told = outcome(log, Slo(), Witness([], 3, [], 0.5, {}, {"a": [64]}), factor=2.0)
     [run] = read_runs([{"system": "dualpath", "agents": 1, **told}])
     assert run.makespan_s == 4.0, "half of 8 s"
     assert [run.latency[of]["mean"] for of in ("ttft", "ttst", "tpot", "jct")] == [1.0, 2.0, 2.0, 4.0]
