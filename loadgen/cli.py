@@ -108,7 +108,9 @@ def online_command(
     set_name: Set = "64K",
     turns: Turns = None,
     tolerance: Annotated[float, typer.Option(callback=positive, help="Where a search ends, of the rate")] = 0.06,
-    trials: Annotated[int, typer.Option(min=1, help="Runs a system at most, in a search")] = 7,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Runs a system at most, in a search", show_default=str(FULL.trials))
+    ] = None,
     time_factor: TimeFactor = None,
     look_up: LookUp = False,
     pacing: Paced = Pacing.AUTO,
@@ -129,7 +131,7 @@ def online_command(
             )
             systems = known(system or ("basic", "dualpath"))
         window = Window(positive(duration or size.duration_s), slo)
-        run_online(systems, setting, rates, window, tolerance, trials, pacing, out, progress)
+        run_online(systems, setting, rates, window, tolerance, trials or size.trials, pacing, out, progress)
         return
     if len(rates) != 1 or duration is None:
         raise typer.BadParameter("--url needs one --aps and a --duration")

@@ -144,7 +144,23 @@ def attention_balance(samples: Sequence[Sample], level: tuple[float, float], sta
         if len(engines) > 1 and all(len(values) == len(samples) for values in engines.values()):
             series = Series([sample.at for sample in samples], engines).between(*level)
             told.append(_balance(series.thinned(WINDOW_S), started, WINDOW_S))
-    return max((balance for balance in told if balance), key=lambda balance: balance["mean"], default=None)
+    worst = max((balance for balance in told if balance), key=lambda balance: balance["mean"], default=None)
+    return worst and {**worst, "rounds": _attention_of_rounds(samples, level)}
+
+
+def _attention_of_rounds(samples: Sequence[Sample], level: tuple[float, float]) -> float | None:
+    """max/avg forward by forward, over the engines that meet at each: what the slower ones cost the others."""
+    sums = [
+        [
+            sum(status.counters.get(f"group_attention_{kind}_seconds_total", 0.0) for status in sample.members)
+            for kind in ("max", "mean")
+        ]
+        for sample in samples
+        if level[0] <= sample.at <= level[1]
+    ]
+    if len(sums) < 2 or sums[-1][1] <= sums[0][1]:
+        return None
+    return (sums[-1][0] - sums[0][0]) / (sums[-1][1] - sums[0][1])
 
 
 def _balance(series: Series, started: float, window_s: float) -> dict[str, Any] | None:

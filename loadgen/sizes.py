@@ -12,13 +12,14 @@ from loadgen.experiment import Setting
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """agents at a time, windows in all, turns of each; paired rounds; real seconds of arrivals."""
+    """agents at a time, windows in all, turns of each; paired rounds; real seconds of arrivals; trials of a search."""
 
     agents: int
     windows: int
     turns: int
     rounds: int
     duration_s: float
+    trials: int
 
     def given(self, agents: int | None, windows: int | None, turns: int | None, rounds: int | None) -> Size:
         """With these instead. Windows grow with agents where they are not given."""
@@ -28,8 +29,8 @@ class Size:
         return replace(self, **{name: value for name, value in asked.items() if value is not None})
 
 
-FULL = Size(agents=128, windows=320, turns=4, rounds=3, duration_s=60.0)
-QUICK = Size(agents=48, windows=96, turns=3, rounds=1, duration_s=20.0)
+FULL = Size(agents=128, windows=320, turns=4, rounds=3, duration_s=60.0, trials=7)
+QUICK = Size(agents=48, windows=96, turns=3, rounds=1, duration_s=20.0, trials=3)
 
 
 class Axis(StrEnum):

@@ -103,6 +103,7 @@ async def trial(
             if log.last_start is None:
                 log.last_start = log.ended
             after = cpu_seconds(pids)
+            logged = lab.logged()  # before it is shut down
             await asyncio.sleep(2 * config.timeouts.heartbeat_s)  # counters travel with heartbeats
     witness = Witness(
         observer.samples,
@@ -111,7 +112,7 @@ async def trial(
         meter.cpu,
         {name: round(after[name] - before[name], 2) for name in after},
         {trajectory.name: hits(trajectory) for trajectory in load.trajectories},
-        lab.logged(),
+        logged,
     )
     result = outcome(log, slo, witness, factor, lab.scaling.gpus / lab.scaling.hardware.gpus)
     if isinstance(load, Online):
