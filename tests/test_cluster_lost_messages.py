@@ -66,6 +66,11 @@ async def test_a_lost_message_ends_its_request_in_time(model, reference, tmp_pat
         assert (await cluster.driver.generate(prompt, 4)).tokens == reference.greedy(prompt, 4)
 
 
+def received(cluster):
+    """What the client has got of each request, in order."""
+    return [outcome.tokens for outcome in cluster.driver.outcomes.values()]
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 async def test_a_lost_push_costs_its_request_only(model, reference, tmp_path, transport, monkeypatch):
     """DE path: a push that is never answered leaves device memory in doubt: the right to write there is withdrawn."""
@@ -89,6 +94,7 @@ async def test_a_lost_push_costs_its_request_only(model, reference, tmp_path, tr
         with pytest.raises(DualPathError) as failure:
             await cluster.driver.generate(prompt, 4)
         assert failure.value.code is ErrorCode.TRANSFER_FAILED
+        assert received(cluster)[-1] == []  # none of what was computed without those rows
         (window,) = granted
         with pytest.raises(TransferError):
             await de._compute.write(Batch(de._buffer, window, make_runs(0, 0, 64)), Intent.KV_LOAD)

@@ -52,6 +52,11 @@ class Run:
     batch: list[PrefillSequence]
     steps: Steps
 
+    @property
+    def failed(self) -> set[RequestKey]:
+        """Requests of it whose rows did not come: what is computed of them is void."""
+        return {key for forward in self.forwards for key in forward.failed}
+
 
 class Host(Protocol):
     """What the forwards need of their engine. wait_s: how long a layer, and likewise the end of a forward, is waited

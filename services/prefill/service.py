@@ -171,7 +171,7 @@ class PrefillEngine(EngineService[Sequence]):
         if (attention_s := self.backend.attention_s) is not None:
             self._attention.inc(sum(attention_s(piece.place.cached, piece.place.new) for piece in run.batch))
         for sequence, token in zip(run.sequences, tokens, strict=True):
-            if token is not None and not sequence.dropped:
+            if token is not None and not sequence.dropped and sequence.key not in run.failed:
                 self._first_token(sequence, token)
 
     def pack(self, sequences: list[Sequence], rows: int) -> list[Chunk]:
