@@ -224,6 +224,14 @@ class Config(_Section):
         return self
 
     @model_validator(mode="after")
+    def _one_kind_of_model(self) -> Config:
+        if self.model.path and self.model.profile:
+            raise ValueError("model.path and model.profile are both set: serve a model, or the profile of one")
+        if self.network.transport == "null" and not self.model.profile:
+            raise ValueError("network.transport null moves no KV and a real model needs it: set model.profile instead")
+        return self
+
+    @model_validator(mode="after")
     def _loopback_or_keys(self) -> Config:
         hosts = {
             "network.host": self.network.host,

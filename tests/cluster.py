@@ -17,7 +17,7 @@ from common.blocks.hashing import prefix_keys
 from common.config import Config, load_config
 from common.errors import DualPathError
 from common.messages import Cancel, Finished, PrefillStarted, RequestFailed, Submit, Tokens
-from common.model import read_configured_directory
+from common.model import read_configured_model
 from common.rpc import Peer
 from common.service import Service
 from common.types import Request, RequestKey, Role, Sampling, pack_tokens
@@ -28,10 +28,11 @@ from services.storage_gateway.service import StorageGateway
 from services.traffic_manager.service import TrafficManager
 
 
-def cluster_config(model: Path, blocks: Path, **overrides: Any) -> Config:
-    """Small pools, short deadlines. overrides: dotted names with __ for the dot."""
+def cluster_config(model: Path | str, blocks: Path, **overrides: Any) -> Config:
+    """Small pools, short deadlines. model: a directory, or the name of a profile. overrides: dotted names with __ for
+    the dot."""
     values: dict[str, Any] = {
-        "model.path": str(model),
+        "model.path" if isinstance(model, Path) else "model.profile": str(model),
         "storage.path": str(blocks),
         "storage.staging": "256KiB",
         "scheduler.control": "tcp://127.0.0.1:*",
@@ -67,8 +68,7 @@ class Driver(Service):
     role = Role.FRONTEND
 
     async def open(self) -> None:
-        directory = read_configured_directory(self.config.model)
-        self.manifest = directory.manifest
+        self.manifest = read_configured_model(self.config).manifest
         self.outcomes: dict[RequestKey, Outcome] = {}
         self._ids = itertools.count()
         on = self.node.on

@@ -9,13 +9,10 @@ import pytest
 from common.types import hit_block_limit
 from services.storage_gateway.service import StorageGateway
 from tests.cluster import cluster_config, run_cluster
-from tests.models import tiny_model
 
 
 @pytest.mark.parametrize("read_side", ["pe_only", "de_only"])
-async def test_nothing_moves(tmp_path, tmp_path_factory, monkeypatch, read_side):
-    model = tiny_model(tmp_path_factory.mktemp("models"), "llama")
-
+async def test_nothing_moves(tmp_path, monkeypatch, read_side):
     async def refuse(self, msg, peer):
         raise AssertionError(f"the gateway was asked: {type(msg).__name__}")
 
@@ -30,7 +27,7 @@ async def test_nothing_moves(tmp_path, tmp_path_factory, monkeypatch, read_side)
 
     monkeypatch.setattr(StorageGateway, "_on_match", everything_is_there)
     rng = random.Random(1)
-    config = cluster_config(model, tmp_path, network__transport="null", scheduler__read_side=read_side)
+    config = cluster_config("ds-27b", tmp_path, network__transport="null", scheduler__read_side=read_side)
     async with run_cluster(config) as cluster:
         for length in (1, 64, 65, 300):
             outcome = await cluster.driver.generate([rng.randint(3, 400) for _ in range(length)], 70)
