@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from common.errors import DualPathError
+from common.errors import DualPathError, ErrorCode
 from common.messages import Meet, Member, Met, Part
 from common.metrics import Metrics
 from common.rpc import Node, Peer
@@ -76,26 +76,27 @@ class Lockstep:
         self._rounds = Rounds()
         self._answers: dict[str, asyncio.Future[Met]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._met_at = me  # the leader of the round that we take part in
         self._slowest = metrics.counter("group_attention_max_seconds", "Attention of the slowest engine, over rounds")
         self._mean = metrics.counter("group_attention_mean_seconds", "Attention of the mean engine, over rounds")
         node.on(Meet, self._on_meet)
         node.on(Part, lambda msg, peer: self._part(msg.incarnation))
 
     async def meet(self, attention_s: float, tokens: int) -> float:
-        """Wait for our round; how long its forward takes. Alone, if the leader cannot be reached."""
+        """Wait for our round; how long its forward takes. Alone, if the leader cannot be reached or no round begins."""
         forward = Meet(self._me.incarnation, attention_s, tokens)
-        leader = self._leader()
-        if leader.incarnation == self._me.incarnation:
-            return (await self._met(forward)).seconds
+        self._met_at = leader = self._leader()
         try:
+            if leader.incarnation == self._me.incarnation:
+                return (await self._met(forward)).seconds
             met: Met = await self._node.link(leader.control).call(forward, self._wait_s)
         except DualPathError:
             return attention_s + self._linear_s(tokens)
         return met.seconds
 
     def part(self) -> None:
-        """Our forward is computed."""
-        leader = self._leader()
+        """Our forward is computed. Whoever leads by now, it is the leader of that round who waits for us."""
+        leader = self._met_at
         if leader.incarnation == self._me.incarnation:
             self._part(self._me.incarnation)
             return
@@ -118,8 +119,15 @@ class Lockstep:
         self._answers[forward.incarnation] = answer
         self._rounds.meet(forward.incarnation, forward)
         self._open_soon()
-        async with asyncio.timeout(self._wait_s):
-            return await answer
+        try:
+            async with asyncio.timeout(self._wait_s):
+                return await answer
+        except TimeoutError:
+            raise DualPathError(ErrorCode.DEADLINE, f"no round within {self._wait_s:g} s") from None
+        finally:
+            if self._answers.get(forward.incarnation) is answer:  # given up: no round may count on it
+                del self._answers[forward.incarnation]
+                self._rounds.forget(forward.incarnation)
 
     def _part(self, engine: str) -> None:
         self._rounds.part(engine)
@@ -153,4 +161,3 @@ class Lockstep:
             answer = self._answers.pop(engine)
             if not answer.done():
                 answer.set_result(Met(seconds))
-
