@@ -164,7 +164,7 @@ class PerfConfig(_Section):
     gpus: Count = 1
     time_factor: Annotated[float, Field(gt=0)] = 1.0
     moved_layers: Count = 8
-    row_bytes: Count = 64
+    row_bytes: Count = 32
     predictor: str = ""
 
 

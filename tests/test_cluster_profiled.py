@@ -21,7 +21,7 @@ FAST = {"perf__time_factor": 0.1}
 
 @pytest.mark.parametrize("read_side", ["pe_only", "de_only", "split"])
 async def test_turns_move_their_kv(tmp_path, read_side):
-    """Lengths, hits and bytes, by hand: 8 moved layers of 64 bytes a token, 32,768 bytes a block."""
+    """Lengths, hits and bytes, by hand: 8 moved layers of 32 bytes a token, 16,384 bytes a block."""
     config = cluster_config("ds-27b", tmp_path, scheduler__read_side=read_side, **FAST)
     rng = random.Random(3)
     async with run_cluster(config) as cluster:
@@ -34,7 +34,7 @@ async def test_turns_move_their_kv(tmp_path, read_side):
         read = sum(
             manager.metrics.snapshot().get("storage_read_bytes_total", 0) for manager in cluster.traffic_managers.values()
         )
-        assert read == 704 // 64 * 32_768
+        assert read == 704 // 64 * 16_384
         assert cluster.prefill().backend.attention_s(704, 3) > 0
 
 

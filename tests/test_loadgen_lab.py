@@ -55,7 +55,7 @@ async def test_a_job(system: str) -> None:
     if BOUND_AS[system] == "oracle":
         assert sum(read.values()) == 0
     else:
-        assert sum(read.values()) == result["hit_tokens"] * 512  # moved bytes a token
+        assert sum(read.values()) == result["hit_tokens"] * 256  # moved bytes a token
 
 
 async def test_hits_that_are_looked_up() -> None:

@@ -65,15 +65,15 @@ def test_oracle_differs_from_dualpath_in_what_is_free() -> None:
 
 
 def test_a_tier_is_the_engines_share_of_the_nodes_dram() -> None:
-    # 1.5 TB a node, an eighth for one GPU, 40,016 real bytes a token, 512 moved ones
-    assert config("tiered").storage.tier == int(1.5e12 / 8 * 512 / 40_016)
+    # 1.5 TB a node, an eighth for one GPU, 40,016 real bytes a token, 256 moved ones
+    assert config("tiered").storage.tier == int(1.5e12 / 8 * 256 / 40_016)
     assert config("basic").storage.tier == 0
 
 
 def test_nics_and_thresholds_by_hand() -> None:
     p0, store = config("dualpath"), config("dualpath", node="store")
-    assert p0.network.snic_rate == pytest.approx(50e9 / 8 * 512 / 40_016 / 4)
-    assert p0.network.cnic_rate == pytest.approx(50e9 * 512 / 40_016 / 4)
+    assert p0.network.snic_rate == pytest.approx(50e9 / 8 * 256 / 40_016 / 4)
+    assert p0.network.cnic_rate == pytest.approx(50e9 * 256 / 40_016 / 4)
     assert store.network.snic_rate == 0
     assert p0.scheduler.alpha == int(3 * 50e9 / 8 / 40_016)
     assert p0.prefill.quota_s == 0.3

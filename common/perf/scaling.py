@@ -25,7 +25,7 @@ class Scaling:
     gpus: int = 1
     time_factor: float = 1.0
     moved_layers: int = 8
-    row_bytes: int = 64
+    row_bytes: int = 32
 
     def geometry(self, block_size: int) -> BlockGeometry:
         return BlockGeometry(self.moved_layers, block_size, (RowPart("kv", 1, self.row_bytes, "uint8"),))
