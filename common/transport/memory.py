@@ -36,7 +36,7 @@ from pathlib import Path
 
 #: Bytes of a region key.
 REGION_KEY_BYTES = 16
-#: So many keys can be granted on one memory at a time: one for each transport that registers it.
+#: So many keys can be granted on one memory at a time: one for each registration.
 MAX_GRANTS = 64
 
 _NO_KEY = bytes(REGION_KEY_BYTES)

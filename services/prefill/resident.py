@@ -55,8 +55,9 @@ class Resident(Forwards):
 
     def dropped(self, sequence: Sequence) -> None:
         resident = self._resident.get(sequence)
-        if resident is None:
-            return  # waiting for admission, where it is passed over; or gone already
+        if resident is None:  # waiting for admission, where it is passed over; or gone already
+            self._admit()  # what is behind it may fit
+            return
         self._loaded_order.pop(sequence, None)
         if resident.forward is None:  # nothing can touch its memory before it is begun
             del self._resident[sequence]
