@@ -149,6 +149,7 @@ def run_online(
             "runs": runs,
             "capacity": found,
             "ratios": rates.capacity_ratios(found),
+            "bound_ratios": rates.bound_ratios(found),
         }
 
     conduct("online", play, conclude, out, progress)

@@ -146,6 +146,11 @@ def capacity_ratios(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
+def bound_ratios(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """What the planner's formula alone gives for the same pairs."""
+    return capacity_ratios({system: {"aps": told["bound_aps"]} for system, told in found.items()})
+
+
 def _bound_aps(setting: Setting, system: str) -> float:
     return setting.plan.bound(BOUND_AS[system]).turns_per_s / setting.turns
 
