@@ -12,6 +12,7 @@ from common.config import load_config
 from common.errors import ConfigError
 from common.model import read_model_directory
 from common.perf.predictor import Identity, load_profile
+from services.engine.torch_backend.backend import TorchBackend
 from services.engine.torch_backend.profile_run import decode_grid, measure, prefill_grid
 from services.launcher.profile import Workload, findings, make_profile, measure_read_rate
 from tests.launch_harness import Launched
@@ -68,6 +69,26 @@ def test_thresholds_come_from_measured_rates(model: Path, tmp_path: Path):
     assert any("scheduler.alpha = 2929" in line for line in findings(profile))
     with pytest.raises(ConfigError, match="too few"):
         make_profile(config, manifest, Workload(), {**measured, "prefill": points[:3]}, 1e6)
+
+
+async def test_a_profile_binds_the_engines_that_prefill(model: Path, tmp_path: Path):
+    """It is of prefill on one thread: a prefill engine on two refuses it, a decode engine on any number ignores it."""
+    out = tmp_path / "profile.json"
+    points = [
+        {"cached": c, "new": n, "attention_s": 1e-7 * n, "linear_s": 1e-7 * n} for c, n in prefill_grid(1000, 256)
+    ]
+    measured = {"max_context": 1000, "threads": 1, "prefill": points, "decode": []}
+    manifest = read_model_directory(model, "float32", 64).manifest
+    config = configured(model, tmp_path, **{"perf.predictor": str(out), "decode.threads": 2})
+    make_profile(config, manifest, Workload(), measured, 1e6).save(out)
+    prefill, decode = [await TorchBackend.load(config, role, "test") for role in (config.prefill, config.decode)]
+    assert prefill.attention_s is not None and prefill.attention_s(0, 100) == pytest.approx(1e-5)
+    assert decode.attention_s is None
+    for backend in (prefill, decode):
+        await backend.close()
+    config = configured(model, tmp_path, **{"perf.predictor": str(out), "prefill.threads": 2})
+    with pytest.raises(ConfigError, match="is for threads 1"):
+        await TorchBackend.load(config, config.prefill, "test")
 
 
 async def test_the_read_rate_is_real_or_that_of_a_paced_nic(model: Path, tmp_path: Path):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from common.config import Config, EngineConfig
+from common.config import Config, EngineConfig, PrefillConfig
 from common.errors import ConfigError
 from common.model import ModelDirectory, read_configured_directory
 from common.perf.predictor import Identity, load_profile
@@ -52,7 +52,8 @@ class TorchBackend:
         except RuntimeError as error:
             raise ConfigError(f"model.device {config.model.device!r}: {str(error).splitlines()[0]}") from None
         directory = await asyncio.to_thread(read_configured_directory, config.model)
-        attention_s = _fitted_attention(config, settings, directory) if config.perf.predictor else None
+        prefills = isinstance(settings, PrefillConfig)  # what is fitted is prefill on as many threads
+        attention_s = _fitted_attention(config, settings, directory) if config.perf.predictor and prefills else None
         executor = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-compute")
         try:
             loop = asyncio.get_running_loop()
@@ -133,7 +134,5 @@ class TorchBackend:
 def _fitted_attention(config: Config, settings: EngineConfig, directory: ModelDirectory) -> AttentionSeconds:
     """From the file of `dualpath profile`. ConfigError if it is for something else."""
     manifest = directory.manifest
-    identity = Identity(
-        manifest.model_digest, config.model.device, manifest.geometry.parts[0].dtype, settings.threads
-    )
+    identity = Identity(manifest.model_digest, config.model.device, manifest.geometry.parts[0].dtype, settings.threads)
     return load_profile(Path(config.perf.predictor), identity).attention.predictor.seconds
