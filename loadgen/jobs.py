@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 from common.rundir import RunDirectory
 from loadgen.experiment import Setting, interleaved, store_directory
@@ -16,6 +16,14 @@ from loadgen.trial import Offline, trial
 
 #: Pairs whose ratio of job completion times has a name in `ratios` (where both systems ran): all to these two.
 REFERENCES = ("dualpath", "oracle")
+#: Names in `ratios`, and where a run's `balance` has them. Attention of live engines is even or not forward by forward:
+#: windows of a second also show when heartbeats brought their counters.
+BALANCES = {
+    "snic_max_over_avg": ("snic", "mean"),
+    "attention_max_over_avg": ("attention", "rounds"),
+    "attention_first_5_percent_max_over_avg": ("attention", "first_5_percent", "rounds"),
+    "attention_1s_max_over_avg": ("attention", "mean"),
+}
 
 
 async def compare(
@@ -71,13 +79,20 @@ def ratios(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for of in present[1:]:
             if values := paired(runs, of, "basic", "job_s"):
                 flat[f"jct_reduction_{plain(of)}_percent"] = 100 * (1 - median(values))
-    for name in present:
-        for kind in ("snic", "attention"):
-            told = [run["balance"][kind]["mean"] for run in runs if run["system"] == name and run["balance"][kind]]
-            if told:
-                suffix = "" if name == "dualpath" else f"_{plain(name)}"
-                flat[f"{kind}_max_over_avg{suffix}"] = median(told)
+    for system in present:
+        suffix = "" if system == "dualpath" else f"_{plain(system)}"
+        for name, path in BALANCES.items():
+            told = [_within(run["balance"], path) for run in runs if run["system"] == system]
+            if values := [value for value in told if value is not None]:
+                flat[f"{name}{suffix}"] = median(values)
     return flat
+
+
+def _within(told: Any, path: Sequence[str]) -> float | None:
+    """What stands there; None where nothing does."""
+    for key in path:
+        told = told and told.get(key)
+    return cast(float | None, told)
 
 
 def spreads(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import fmean, median
 from typing import Any
 
@@ -19,6 +20,8 @@ PARTS = ("scheduling", "allocation", "read", "prefill")
 MAX_CPU, MAX_LAG_S, MIN_HIT = 0.9, 0.1, 0.99
 #: A window of the real cluster, seconds (spec §10).
 WINDOW_S = 1.0
+#: The part of a job over which the paper gives the balance of attention.
+FIRST_SHARE = 0.05
 
 _SAMPLE = re.compile(r"(\w+)\{(.*)\}")
 
@@ -75,16 +78,18 @@ def outcome(log: RunLog, slo: Slo, witness: Witness, factor: float, share: float
     level = steady_window(real) or (real.started, real.ended)
     measured = measure(real, slo)
     rate = level_rate(real)
+    job_s = real.offered / rate if rate else None
+    first = (-inf, real.started + FIRST_SHARE * (job_s or real.ended - real.started))
     return {
         **measured,
         "makespan_s": real.ended - real.started if len(real.turns) == real.offered else None,
-        "job_s": real.offered / rate if rate else None,
+        "job_s": job_s,
         "turns_per_s": rate,
         "ttft_parts_s": _parts(real.turns, fmean),
         "ttft_parts_p50_s": _parts(real.turns, median),
         "balance": {
             "snic": snic_balance(samples, level, real.started, WINDOW_S / share),
-            "attention": attention_balance(samples, level, real.started),
+            "attention": attention_balance(samples, level, first, real.started),
         },
         "nic_bytes": nic_bytes(samples),
         "cpu_s": dict(witness.cpu_s),
@@ -130,9 +135,12 @@ def snic_balance(
     return _balance(series.thinned(window_s), started, window_s)
 
 
-def attention_balance(samples: Sequence[Sample], level: tuple[float, float], started: float) -> dict[str, Any] | None:
-    """max/avg over the prefill engines of a group of the time that their attention took. None without a group of
-    several engines."""
+def attention_balance(
+    samples: Sequence[Sample], level: tuple[float, float], first: tuple[float, float], started: float
+) -> dict[str, Any] | None:
+    """max/avg over the prefill engines of a group of the time that their attention took, over windows; rounds: over
+    forwards. first_5_percent: both over the span `first`. Of the least even group; None without one of several engines.
+    """
     groups: dict[str, dict[str, list[float]]] = {}
     for sample in samples:
         for status in sample.members:
@@ -140,23 +148,34 @@ def attention_balance(samples: Sequence[Sample], level: tuple[float, float], sta
                 value = status.counters.get("attention_seconds_total", 0.0)
                 groups.setdefault(status.member.group, {}).setdefault(status.member.name, []).append(value)
     told = []
-    for engines in groups.values():
+    for group, engines in groups.items():
         if len(engines) > 1 and all(len(values) == len(samples) for values in engines.values()):
-            series = Series([sample.at for sample in samples], engines).between(*level)
-            told.append(_balance(series.thinned(WINDOW_S), started, WINDOW_S))
-    worst = max((balance for balance in told if balance), key=lambda balance: balance["mean"], default=None)
-    return worst and {**worst, "rounds": _attention_of_rounds(samples, level)}
+            series = Series([sample.at for sample in samples], engines)
+            if balance := _balance(series.between(*level).thinned(WINDOW_S), started, WINDOW_S):
+                balance["rounds"] = _over_rounds(samples, group, level)
+                balance["first_5_percent"] = {
+                    "until_s": first[1] - started,
+                    "mean": mean_max_over_avg(series.between(*first).thinned(WINDOW_S)),
+                    "rounds": _over_rounds(samples, group, first),
+                }
+                told.append(balance)
+    return max(told, key=lambda balance: balance["mean"], default=None)
 
 
-def _attention_of_rounds(samples: Sequence[Sample], level: tuple[float, float]) -> float | None:
-    """max/avg forward by forward, over the engines that meet at each: what the slower ones cost the others."""
+def _over_rounds(samples: Sequence[Sample], group: str, span: tuple[float, float]) -> float | None:
+    """max/avg over the engines that meet at a forward, each forward weighed by its time: what the slowest one costs the
+    others."""
     sums = [
         [
-            sum(status.counters.get(f"group_attention_{kind}_seconds_total", 0.0) for status in sample.members)
+            sum(
+                status.counters.get(f"group_attention_{kind}_seconds_total", 0.0)
+                for status in sample.members
+                if status.member.role is Role.PREFILL and status.member.group == group
+            )
             for kind in ("max", "mean")
         ]
         for sample in samples
-        if level[0] <= sample.at <= level[1]
+        if span[0] <= sample.at <= span[1]
     ]
     if len(sums) < 2 or sums[-1][1] <= sums[0][1]:
         return None

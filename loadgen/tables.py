@@ -56,7 +56,7 @@ def _row(run: Mapping[str, Any], online: bool) -> list[str]:
         number(run["turns_per_s"]),
         *(number(_seconds(run["ttft_ms"][statistic])) for statistic in ("p50", "p99")),
         *(number(run[measure]["mean"]) for measure in ("ttst_ms", "tpot_ms")),
-        *(number(run["balance"][kind]["mean"] if run["balance"][kind] else None) for kind in ("snic", "attention")),
+        *(number((run["balance"][kind] or {}).get(of)) for kind, of in (("snic", "mean"), ("attention", "rounds"))),
     ]
     if online:
         cells.append("met" if run["verdict"]["met"] else "missed" if run["verdict"]["stationary"] else "not stationary")

@@ -42,6 +42,17 @@ def test_ratios_are_medians_under_names_to_look_up() -> None:
     })
 
 
+def test_balance_has_a_ratio_for_each_way_to_take_it() -> None:
+    attention = {"mean": 1.4, "rounds": 1.04, "first_5_percent": {"until_s": 5.0, "mean": 1.5, "rounds": None}}
+    runs = [run("dualpath", 0, 10.0), run("+dual", 0, 20.0), run("dualpath", 1, 10.0)]
+    runs[0]["balance"]["attention"] = runs[1]["balance"]["attention"] = attention
+    told = {name: value for name, value in ratios(runs).items() if name.startswith("attention")}
+    assert told == {
+        "attention_max_over_avg": 1.04, "attention_1s_max_over_avg": 1.4,
+        "attention_max_over_avg_dual": 1.04, "attention_1s_max_over_avg_dual": 1.4,
+    }
+
+
 def test_names_of_systems_in_keys() -> None:
     assert [plain(name) for name in ("+dual", "basic+layerwise", "dualpath")] == ["dual", "basic_layerwise", "dualpath"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from common.messages import Member, MemberStatus
@@ -33,7 +35,10 @@ def sample(at: float, p0: float, p1: float) -> Sample:
             ),
             member(Role.TRAFFIC_MANAGER, "p0", **{nic.format("tx", "p0/p0.tm/cnic"): 1e9}),
             member(Role.TRAFFIC_MANAGER, "p1", **{nic.format("tx", "p1/snic"): 10.0}),
-            member(Role.PREFILL, "p0", "prefill", attention_seconds_total=at),
+            member(
+                Role.PREFILL, "p0", "prefill", attention_seconds_total=at,
+                group_attention_max_seconds_total=at * at, group_attention_mean_seconds_total=100 * at,
+            ),
             member(Role.PREFILL, "p1", "prefill", attention_seconds_total=at / 3),
         ],
         waiting=0,
@@ -107,6 +112,20 @@ def test_windows_hold_as_many_requests_as_those_of_a_whole_node() -> None:
 def test_attention_is_compared_within_a_group() -> None:
     attention = outcome(LOG, Slo(), WITNESS, 4.0)["balance"]["attention"]
     assert attention["mean"] == pytest.approx(1.5)  # 3 to 1
+    # forward by forward, as the leader counted them from 108 to 128
+    assert attention["rounds"] == pytest.approx((128**2 - 108**2) / (100 * (128 - 108)))
+
+
+def test_attention_over_the_first_part_of_a_job() -> None:
+    # 40 turns at 0.6 a second: 66.7 s, whose first 3.3 s have the samples at 100 and (in real time) 102
+    log = replace(LOG, offered=40)
+    first = outcome(log, Slo(), WITNESS, 4.0)["balance"]["attention"]["first_5_percent"]
+    assert first["until_s"] == pytest.approx(0.05 * 40 / 0.6)
+    assert first["mean"] == pytest.approx(1.5)
+    assert first["rounds"] == pytest.approx((108**2 - 100**2) / (100 * (108 - 100)))
+    # of a job of 10 turns the first 0.8 s have one sample only
+    first = outcome(LOG, Slo(), WITNESS, 4.0)["balance"]["attention"]["first_5_percent"]
+    assert (first["mean"], first["rounds"]) == (None, None)
 
 
 def test_bytes_of_each_nic_over_the_run() -> None:

@@ -21,7 +21,8 @@ run       system, agents, aps, repeat (runs of one repeat are paired), validity,
           slo        {"ttft_s", "tpot_s"}; given_up: the load was too much to go on
           verdict    {"stationary", "window_ttft_s", "window_tpot_s", "rule"}: online; the last window's go before the
                      whole run's
-          balance    {"snic", "attention"}: each {"mean", "at_s": [...], "max_over_avg": [...]}
+          balance    {"snic", "attention"}: each {"mean", "at_s": [...], "max_over_avg": [...]}; attention also
+                     "rounds", its max/avg over forwards, which stands in the table
 """
 
 from __future__ import annotations

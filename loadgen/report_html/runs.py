@@ -27,9 +27,11 @@ Place = tuple[tuple[str, Value], ...]
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """max/avg over nodes or engines. mean: over the windows that end at at_s."""
+    """max/avg over nodes or engines. mean: over the windows that end at at_s. overall: forward by forward where that is
+    known, else the mean."""
 
     mean: float | None
+    overall: float | None
     at_s: Sequence[float]
     max_over_avg: Sequence[float]
 
@@ -166,7 +168,8 @@ def _summary(run: Mapping[str, Any], measure: str) -> dict[str, float]:
 def _balance(told: Mapping[str, Any]) -> Balance:
     pairs = zip(told.get("at_s", ()), told.get("max_over_avg", ()), strict=False)
     known = [(at, ratio) for at, ratio in pairs if ratio is not None]
-    return Balance(_number(told.get("mean")), [at for at, _ in known], [ratio for _, ratio in known])
+    mean, rounds = _number(told.get("mean")), _number(told.get("rounds"))
+    return Balance(mean, mean if rounds is None else rounds, [at for at, _ in known], [ratio for _, ratio in known])
 
 
 def _numbers(told: object) -> dict[str, float]:

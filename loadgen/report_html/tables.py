@@ -56,7 +56,7 @@ def _row(group: Sequence[Run], system: str) -> list[str]:
         _spread([job / bound for job, bound in bounded]),
         next((run.bound_by for run in mine if run.bound_by), NOTHING),
         *(_median(run.latency[of].get(statistic) for run in mine) for of, statistic in _LATENCIES),
-        *(_median(run.balance[kind].mean if kind in run.balance else None for run in mine) for kind in _BALANCES),
+        *(_median(run.balance[kind].overall if kind in run.balance else None for run in mine) for kind in _BALANCES),
     ]
 
 
