@@ -17,7 +17,7 @@ def member(name: str, group: str = "g", role: Role = Role.DECODE, start: int = 1
 
 
 def load_of(name: str, tok: int = 0) -> EngineLoad:
-    return EngineLoad(f"{name}.1", 1, tok, 0, 0, 0.0)
+    return EngineLoad(f"{name}.1", 1, tok, 0, 0, 0.0, 0)
 
 
 def test_the_least_name_of_the_same_role_and_group_leads():

@@ -80,7 +80,9 @@ def test_decode_device_memory_counts_what_is_assigned_but_not_handed_over():
     assert starts(arrive(policy, "a", 200))
     assert arrive(policy, "b", 128) == []
     assert fetch(policy, load("d", 1, 200, free=300)) == []  # "a" has not taken its pages yet
-    assert list(starts(policy.handle(KvHandedOver(("a", 0)), 2.0))) == ["b"]
+    assert policy.handle(KvHandedOver(("a", 0)), 2.0) == []  # now it has, and no report has said so yet
+    assert fetch(policy, load("d", 1, 200, free=100)) == []
+    assert list(starts(fetch(policy, load("d", free=300)))) == ["b"]
 
 
 def test_a_prompt_leaves_room_for_a_token_in_device_memory():

@@ -46,7 +46,7 @@ class Machine(RuleBasedStateMachine):
         self.engines: dict[str, EngineJoined] = {}  # live, by incarnation
         self.takes: set[str] = set()  # have fetched and do not drain
         self.draining: set[str] = set()
-        self.free: dict[str, int] = {}  # last reported
+        self.free: dict[str, int] = {}  # last reported, less what was handed over since
         self.arrived: dict[tuple[str, int], RequestArrived] = {}
         self.started: dict[tuple[str, int], Start] = {}  # and not ended
         self.prefilled: set[tuple[str, int]] = set()
@@ -166,8 +166,9 @@ class Machine(RuleBasedStateMachine):
             self.forget(key)
         elif kind is PrefillEnded:
             self.prefilled.add(key)
-        else:
+        elif key not in self.handed:
             self.handed.add(key)
+            self.free[self.started[key].decode] -= self.arrived[key].num_tokens  # taken until a report says otherwise
         self.tell(kind(key))
 
     @precondition(lambda self: len(self.known) > 3)

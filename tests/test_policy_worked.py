@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from common.types import ReadPath
@@ -143,15 +145,16 @@ def test_over_the_threshold_the_least_tokens_decide():
 
 def test_a_large_request_at_the_head_is_not_overtaken():
     """950 tokens free, 500 of them promised to first. big (900) waits, and so do those behind it, which would fit.
-    When first is handed over, the last report says 950: big. 50 are left: small (64) waits, and other (32) behind it.
-    A report of 970 leaves 70: small, then 6: other waits.
+    When first is handed over it holds its 500, until the report of 950 after its end: big. 50 are left: small (64)
+    waits, and other (32) behind it. A report of 970 leaves 70: small, then 6: other waits.
     """
     policy = decode_group("d1")
     fetch(policy, load("d1", free=950))
     assert starts(arrive(policy, "first", 500))
     for name, tokens in (("big", 900), ("small", 64), ("other", 32)):
         assert not starts(arrive(policy, name, tokens))
-    assert list(starts(policy.handle(KvHandedOver(("first", 0)), 1.0))) == ["big"]
+    assert not starts(policy.handle(KvHandedOver(("first", 0)), 1.0))
+    assert list(starts(fetch(policy, load("d1", free=950)))) == ["big"]
     assert list(starts(fetch(policy, load("d1", free=970)))) == ["small"]
 
 
@@ -179,6 +182,22 @@ def test_queues_count_what_has_been_assigned_since_the_report():
         for name, hit in (("a", 128), ("b", 64), ("c", 64), ("d", 64))
     ]
     assert paths == [ReadPath.DE, ReadPath.PE, ReadPath.DE, ReadPath.PE]
+
+
+def test_a_report_that_crosses_an_assignment_does_not_undo_it():
+    """640 to read at p and d each by their reports. a (1,280) goes to p, of two equals: 1,920 there. p's next report
+    is from before it heard of a (0 requests): 640 and the 1,280 of a. b goes to d (640). Once p has heard of a and says
+    1,280: that, without a again, against d's 640 + 640 = 1,280, of which d has read less: c goes there.
+    """
+    policy = ready(make_policy(), "p", "d")
+    fetch(policy, load("p", read_q=640), load("d", read_q=640))
+    assert starts(arrive(policy, "a", 1344, 1280))["a"].read_path is ReadPath.PE
+    fetch(policy, replace(load("p", read_q=640), heard=0))
+    assert policy.nodes["p"].read_q == 1920
+    assert starts(arrive(policy, "b", 704, 640))["b"].read_path is ReadPath.DE
+    fetch(policy, replace(load("p", read_q=1280), heard=1))
+    assert policy.nodes["p"].read_q == 1280
+    assert starts(arrive(policy, "c", 704, 64))["c"].read_path is ReadPath.DE
 
 
 def test_equal_queues_go_to_the_node_that_has_been_assigned_less():

@@ -29,7 +29,7 @@ class Host:
 def sequence(name: str, tokens: int) -> Sequence:
     request = Request(name, 0, "", bytes(4 * tokens), b"", Sampling(1))
     member: Any = None
-    return Sequence(Assign(request, member, member, ReadPath.PE, 0, 0, 0.0), 0.0, 0.0)
+    return Sequence(Assign(request, member, member, ReadPath.PE, 0, 0, 0.0, 1), 0.0, 0.0)
 
 
 def test_a_request_that_leaves_the_queue_holds_up_nobody():

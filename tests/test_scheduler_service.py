@@ -51,10 +51,10 @@ async def test_a_groups_fetch_is_one_event(model, tmp_path):
     record = tmp_path / "record"
     config = cluster_config(model, tmp_path / "blocks", scheduler__record=str(record))
     async with run_cluster(config) as cluster:
-        loads = [EngineLoad("a.1", 1, 200, 3, 400, 5.5), EngineLoad("b.1", 0, 0, 0, 0, 0.0)]
+        loads = [EngineLoad("a.1", 1, 200, 3, 400, 5.5, 0), EngineLoad("b.1", 0, 0, 0, 0, 0.0, 0)]
         cluster.driver.scheduler.send(Fetch(loads))
         await cluster.driver.generate([7] * 70, 2)
-    expected = Fetched((Load("a.1", 1, 200, 3, 5.5, 400), Load("b.1", 0, 0, 0, 0.0, 0)))
+    expected = Fetched((Load("a.1", 1, 200, 3, 5.5, 400, 0), Load("b.1", 0, 0, 0, 0.0, 0, 0)))
     assert expected in recorded(record, Fetched)
 
 

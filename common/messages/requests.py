@@ -54,9 +54,10 @@ class RequestFailed:
 class EngineLoad:
     """One engine's report (spec §7).
 
-    seq: requests assigned and unfinished. tok: their total tokens. read_q: hit tokens of this node's requests not yet
-    buffered. free_device_tokens: device memory not taken (decode engines). read_rate: hit tokens a second that this
-    node reads while it has any to read, as measured; 0 where that is not known yet.
+    seq: requests assigned and unfinished. tok: their total tokens. read_q: hit tokens of its requests not yet buffered.
+    free_device_tokens: device memory not taken (decode engines). read_rate: hit tokens a second that its side reads
+    while it has any to read, as measured; 0 where that is not known yet. heard: the number of the last Assign that it
+    knows of.
     """
 
     incarnation: str
@@ -65,6 +66,7 @@ class EngineLoad:
     read_q: int
     free_device_tokens: int
     read_rate: float
+    heard: int
 
 
 @message
@@ -90,7 +92,8 @@ class Assign:
     """scheduler -> both engines of a request: where it runs, and which side reads its first hit_blocks blocks.
 
     pe_blocks: so many of them, from the first one on, are read on the prefill side (PE path: all, DE path: none); the
-    others on the decode side. waited_s: from its arrival to this assignment.
+    others on the decode side. waited_s: from its arrival to this assignment. number: of this assignment, among all to
+    the same engine, from 1 on.
     """
 
     request: Request
@@ -100,6 +103,7 @@ class Assign:
     hit_blocks: int
     pe_blocks: int
     waited_s: float
+    number: int
 
 
 @message

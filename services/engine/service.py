@@ -66,6 +66,7 @@ class EngineService(Service, Generic[S]):
         self._start_traffic_manager = start_traffic_manager
         self._sequences: dict[RequestKey, S] = {}
         self._read_q, self._read_rate = 0, 0.0
+        self._heard = 0
 
     # -- for the roles --
 
@@ -166,7 +167,7 @@ class EngineService(Service, Generic[S]):
         if self.draining:
             return None
         seq, tok, free = self.load()
-        return EngineLoad(self.incarnation, seq, tok, self._read_q, free, self._read_rate)
+        return EngineLoad(self.incarnation, seq, tok, self._read_q, free, self._read_rate, self._heard)
 
     def _send_to(self, member: Member, msg: object) -> None:
         self.node.link(member.control).send(msg)
@@ -183,6 +184,7 @@ class EngineService(Service, Generic[S]):
 
     def _on_assign(self, msg: Assign, peer: Peer) -> None:
         request = msg.request
+        self._heard = max(self._heard, msg.number)
         if (request.request_id, request.attempt) in self._sequences:
             return  # repeated
         refusal = self._refusal(request)

@@ -90,6 +90,7 @@ class Scheduler(Service):
         )
         self._recorder: Recorder | None = None
         self._live: dict[RequestKey, _Live] = {}
+        self._started: dict[str, int] = {}  # requests ever assigned to each live engine
         self._lookup = Lookup(self._gateway, config.model.block_size, config.timeouts, monotonic)
         self._waiting = self.metrics.gauge("requests_waiting", "Requests not yet assigned to both engines")
         self._running = self.metrics.gauge("requests_running", "Requests assigned and not finished")
@@ -183,6 +184,7 @@ class Scheduler(Service):
         self._tell(member, MemberLeft(incarnation, member.name, reason))
         self._broadcast(MemberLeft(incarnation, member.name, reason), self.registry.all())
         if member.role in ENGINES:
+            self._started.pop(incarnation, None)
             self._apply(EngineLeft(incarnation))
         elif member.role is Role.FRONTEND:
             for key in [key for key, live in self._live.items() if live.frontend == incarnation]:
@@ -256,7 +258,7 @@ class Scheduler(Service):
 
     def _on_fetch(self, msg: Fetch, peer: Peer) -> None:
         loads = (
-            Load(load.incarnation, load.seq, load.tok, load.read_q, load.read_rate, load.free_device_tokens)
+            Load(load.incarnation, load.seq, load.tok, load.read_q, load.read_rate, load.free_device_tokens, load.heard)
             for load in msg.loads
         )
         self._apply(Fetched(tuple(loads)))
@@ -294,10 +296,9 @@ class Scheduler(Service):
                 pe_blocks = action.pe_tokens // self.config.model.block_size
                 waited_s = monotonic() - live.since
                 for member in (decode, prefill):
-                    self._tell(
-                        member,
-                        Assign(live.request, prefill, decode, action.read_path, live.hit_blocks, pe_blocks, waited_s),
-                    )
+                    self._started[member.incarnation] = number = self._started.get(member.incarnation, 0) + 1
+                    path, hits = action.read_path, live.hit_blocks
+                    self._tell(member, Assign(live.request, prefill, decode, path, hits, pe_blocks, waited_s, number))
             case CancelOn():
                 engine = self.registry.get(action.engine)
                 if engine is not None:

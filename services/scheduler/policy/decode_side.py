@@ -123,16 +123,12 @@ class DecodeSide:
             self.enqueue(request)
 
     def handed_over(self, request: Request) -> None:
-        """Its KV has left the staging buffer for device memory, which the next report accounts for."""
+        """Its KV has left the staging buffer for device memory, where the next report counts it as taken."""
         engine = request.decode
         assert engine is not None
         request.handed_over = True
-        self._free(engine, request)
-
-    def _free(self, engine: DecodeEngine, request: Request) -> None:
         engine.free_blocks += request.num_blocks
         engine.pending_tokens -= request.num_tokens
-        engine.free_tokens += request.num_tokens
         self._try(engine.group)
 
     def release(self, request: Request) -> None:
@@ -150,7 +146,10 @@ class DecodeSide:
             if engine.open:
                 group.tok -= request.num_tokens
             if not request.handed_over:
-                self._free(engine, request)
+                engine.free_blocks += request.num_blocks
+                engine.pending_tokens -= request.num_tokens
+                engine.free_tokens += request.num_tokens
+                self._try(engine.group)
         self._ranked(group)
 
     def assign(self) -> list[Request]:

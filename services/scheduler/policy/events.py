@@ -42,6 +42,7 @@ class Load:
     seq, tok: requests assigned and unfinished, and their total tokens. read_q: hit tokens of its own requests that its
     side is still to read; a node's read queue is the sum over its engines. read_rate: tokens a second that its node
     reads while it has any to read; 0: not known yet. free_device_tokens: device memory not taken (decode engines).
+    heard: how many of the requests started on it the engine knew of; the reads of later ones come on top. None: all.
     """
 
     engine: str
@@ -50,6 +51,7 @@ class Load:
     read_q: int
     read_rate: float
     free_device_tokens: int
+    heard: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

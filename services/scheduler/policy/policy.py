@@ -109,8 +109,9 @@ class Policy:
             if engine is None:
                 continue
             engine.node.read_rate = load.read_rate or engine.node.read_rate
-            if load.read_q != engine.read_q:
-                self.prefill.count_read(engine, load.read_q - engine.read_q)
+            read_q = load.read_q + engine.unheard_tokens(load.heard)
+            if read_q != engine.read_q:
+                self.prefill.count_read(engine, read_q - engine.read_q)
             if isinstance(engine, DecodeEngine):
                 self.decode.report(engine, load)
             else:
@@ -176,6 +177,7 @@ class Policy:
         if read.pe_blocks:
             self.prefill.reserve(request, read.pe_blocks)
         for engine, tokens in ((pe, read.pe_tokens), (de, request.hit_tokens - read.pe_tokens)):
+            engine.start(tokens)
             if tokens:
                 engine.read_total += tokens
                 engine.node.read_total += tokens

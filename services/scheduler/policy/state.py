@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -50,7 +50,9 @@ class Engine:
     seq, tok: what it last reported of these (with the tokens that it has generated), or at least what is assigned: it
     may not have heard of that yet. Until its next report both follow what is assigned and what ends.
     read_q: hit tokens of its requests that its side is still to read, by its last report and what has been assigned
-    since; read_total: ever assigned. free_blocks: staging buffer not reserved. turn: when it was last chosen.
+    since; read_total: ever assigned. free_blocks: staging buffer not reserved. turn: when it was last chosen. started:
+    requests ever started on it; unheard: of the last ones, each one's number and hit tokens to be read here, until a
+    report knows of them.
     """
 
     name: str
@@ -65,8 +67,21 @@ class Engine:
     assigned_tok: int = 0
     read_q: int = 0
     read_total: int = 0
+    started: int = 0
+    unheard: deque[tuple[int, int]] = field(default_factory=deque)
     open: bool = False  # it has fetched, and does not drain
     requests: dict[RequestKey, Request] = field(default_factory=dict)
+
+    def start(self, read_tokens: int) -> None:
+        """A request starts on it, of which so many hit tokens are to be read here."""
+        self.started += 1
+        self.unheard.append((self.started, read_tokens))
+
+    def unheard_tokens(self, heard: int | None) -> int:
+        """Hit tokens to be read that a report does not know of which has heard of so many started requests."""
+        while self.unheard and (heard is None or self.unheard[0][0] <= heard):
+            self.unheard.popleft()
+        return sum(tokens for _, tokens in self.unheard)
 
     def report(self, seq: int, tok: int) -> None:
         self.seq = max(seq, self.assigned_seq)
