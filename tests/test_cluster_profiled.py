@@ -31,9 +31,8 @@ async def test_turns_move_their_kv(tmp_path, read_side):
         assert len(first.tokens) == 64 and first.cached_tokens == second.cached_tokens == 0
         third = await cluster.driver.generate([*prompt, *second.tokens, 1, 2, 3], 1)
         assert third.cached_tokens == 704  # 640 and the 64 whose KV was made when the 65th was sampled
-        read = sum(
-            manager.metrics.snapshot().get("storage_read_bytes_total", 0) for manager in cluster.traffic_managers.values()
-        )
+        counts = [manager.metrics.snapshot() for manager in cluster.traffic_managers.values()]
+        read = sum(count.get("storage_read_bytes_total", 0) for count in counts)
         assert read == 704 // 64 * 16_384
         assert cluster.prefill().backend.attention_s(704, 3) > 0
 

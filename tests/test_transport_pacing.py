@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.transport.pacing import CATCH_UP_S, LOW_SHARE, Pacer, Piece
@@ -148,6 +148,10 @@ def test_never_more_than_the_rate_and_a_bounded_burst(pending: list[Ask], latene
             total += piece.num_bytes
 
 
+@example(
+    [Ask(2.0, 126, 2), Ask(2.0, 1, 2), Ask(2.125, 400, 2)],  # the last comes while the one before is only granted late
+    [0.015625],
+)
 @given(asks, st.lists(st.floats(0, CATCH_UP_S), min_size=1, max_size=8))
 def test_the_wire_is_never_idle_while_anybody_waits(pending: list[Ask], lateness: list[float]) -> None:
     """It ends when a wire that takes bytes as they come would, in whatever order: lateness within bounds is no loss."""

@@ -28,8 +28,9 @@ class Matched:
 class ReadBlocks:
     """traffic manager -> gateway, call: write each Full Block to its offset (bytes) in the target region.
 
-    Waits for blocks in flight, but is answered within timeouts.read_s by BlockResults: True where the block is in place.
-    Blocks after a miss may be left out. Once the answer is there, nothing writes to the target for this call any more.
+    Waits for blocks in flight, but is answered within timeouts.read_s by BlockResults: True where the block is in
+    place. Blocks after a miss may be left out. Once the answer is there, nothing writes to the target for this call any
+    more.
     """
 
     request_id: str

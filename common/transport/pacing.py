@@ -24,10 +24,12 @@ CATCH_UP_S = 0.02
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """So many bytes that want the wire at once. priority: 0 goes first. start: set when it is granted, seconds."""
+    """So many bytes that want the wire at once. priority: 0 goes first. since: when they were there to be sent; start:
+    set when it is granted; seconds."""
 
     num_bytes: int
     priority: int
+    since: float = 0.0
     start: float | None = None
 
 
@@ -44,6 +46,7 @@ class Pacer:
         """Put it in line. since: when its bytes were there to be sent, not in the future."""
         if not any(self._lines):
             self._free_at = max(self._free_at, since)  # idle until then
+        piece.since = since
         self._lines[piece.priority].append(piece)
 
     def withdraw(self, piece: Piece) -> None:
@@ -62,7 +65,7 @@ class Pacer:
         granted = []
         while any(self._lines) and self._free_at <= now:
             piece = self._next()
-            piece.start = max(self._free_at, now - CATCH_UP_S)
+            piece.start = max(self._free_at, piece.since, now - CATCH_UP_S)
             self._free_at = piece.start + piece.num_bytes / self.rate
             granted.append(piece)
         return granted
