@@ -154,13 +154,15 @@ def test_never_more_than_the_rate_and_a_bounded_burst(pending: list[Ask], latene
 )
 @given(asks, st.lists(st.floats(0, CATCH_UP_S), min_size=1, max_size=8))
 def test_the_wire_is_never_idle_while_anybody_waits(pending: list[Ask], lateness: list[float]) -> None:
-    """It ends when a wire that takes bytes as they come would, in whatever order: lateness within bounds is no loss."""
+    """It ends no later than a wire that takes bytes as they come, in whatever order: lateness within bounds is no loss.
+    Nor does it end earlier by more than is made up for: what comes while another piece is granted late follows that."""
     free_at = 0.0
     for ask in pending:
         free_at = max(free_at, ask.at) + ask.num_bytes / RATE
     granted = [piece for _, piece in serve(pending, lateness)]
     assert granted[-1].start is not None
-    assert granted[-1].start + granted[-1].num_bytes / RATE == pytest.approx(free_at)
+    end = granted[-1].start + granted[-1].num_bytes / RATE
+    assert free_at - CATCH_UP_S - 1e-6 <= end <= free_at + 1e-6
 
 
 @given(asks)

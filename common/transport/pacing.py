@@ -7,7 +7,8 @@ of the wire, the lower ones that wait are owed a small share of it, so that noth
 Whoever calls grant() is always a little late. A late piece still counts as started when it was due, so lateness costs
 no bandwidth; but not as started more than CATCH_UP_S ago, which bounds the burst: in any t seconds at most
 rate * (t + CATCH_UP_S) bytes and one piece are granted. A wire that was idle has no credit from that time, so there is
-a burst only where pieces were kept waiting.
+a burst only where pieces were kept waiting; a piece that comes while another is only granted late follows that one, at
+most CATCH_UP_S too early.
 """
 
 from __future__ import annotations
@@ -24,12 +25,10 @@ CATCH_UP_S = 0.02
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """So many bytes that want the wire at once. priority: 0 goes first. since: when they were there to be sent; start:
-    set when it is granted; seconds."""
+    """So many bytes that want the wire at once. priority: 0 goes first. start: set when it is granted, seconds."""
 
     num_bytes: int
     priority: int
-    since: float = 0.0
     start: float | None = None
 
 
@@ -46,7 +45,6 @@ class Pacer:
         """Put it in line. since: when its bytes were there to be sent, not in the future."""
         if not any(self._lines):
             self._free_at = max(self._free_at, since)  # idle until then
-        piece.since = since
         self._lines[piece.priority].append(piece)
 
     def withdraw(self, piece: Piece) -> None:
@@ -65,7 +63,7 @@ class Pacer:
         granted = []
         while any(self._lines) and self._free_at <= now:
             piece = self._next()
-            piece.start = max(self._free_at, piece.since, now - CATCH_UP_S)
+            piece.start = max(self._free_at, now - CATCH_UP_S)
             self._free_at = piece.start + piece.num_bytes / self.rate
             granted.append(piece)
         return granted
