@@ -60,10 +60,12 @@ class Layerwise(Forwards):
         row_bytes, num_layers = self.geometry.row_bytes, self.geometry.num_layers
         free = self.pool.largest_free
         sequences = self._packable()
-        chunks = self.host.pack(sequences, free // (2 * row_bytes))
+        chunks = self.host.pack(sequences, layerwise_rows(self.host))
+        # what is not free yet makes a batch smaller, never a chunk: that would move its context once more
+        while (rows := sum(chunk.cached + chunk.new for chunk in chunks)) * 2 * row_bytes > free:
+            chunks.pop()
         if not chunks:
             return None
-        rows = sum(chunk.cached + chunk.new for chunk in chunks)
         resident = min(self.host.settings.resident_layers, num_layers, free // (rows * row_bytes))
         per_step = max(resident // 2, 1)
         memory = self.pool.take(2 * per_step * rows * row_bytes)
