@@ -276,10 +276,15 @@ def load_config(file: Path | None = None, overrides: dict[str, Any] | None = Non
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "configuration"
-        what = "no such field" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{where}: {what}") from None
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValidationError) -> ConfigError:
+    """The first thing that is wrong, in one line."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "configuration"
+    what = "no such field" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+    return ConfigError(f"{where}: {what}")
 
 
 def _assign(values: dict[str, Any], path: list[str], value: object) -> None:
@@ -294,4 +299,8 @@ def dump_config(config: Config) -> str:
 
 
 def read_dumped_config(text: str) -> Config:
-    return Config.model_validate_json(text)
+    """ConfigError if it is none."""
+    try:
+        return Config.model_validate_json(text)
+    except ValidationError as error:
+        raise _refusal(error) from None

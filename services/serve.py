@@ -108,11 +108,12 @@ def _take_pipes() -> tuple[int, int]:
 
 
 def _with_model(config: Config, role: Role) -> Config:
-    """config with the model as a directory and its digest known, for every role that looks at it."""
-    if role is Role.SCHEDULER or (Path(config.model.path).is_dir() and config.model.digest):
+    """config with the model as a directory and its digest known, for every role that looks at it. A profile is known
+    by its name."""
+    if role is Role.SCHEDULER or config.model.profile or (Path(config.model.path).is_dir() and config.model.digest):
         return config
     if not config.model.path:
-        raise ConfigError("model.path is not set: name a model directory or a hub id in the configuration")
+        raise ConfigError("model.path is not set: name a model directory or a hub id in the configuration, or a profile")
     command = python_module("services.launcher.prepare_model", "resolve", config.model.path)
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if done.returncode:

@@ -115,3 +115,13 @@ def launched(directory: Path, *arguments: str, **environment: str) -> Iterator[L
         run.process.wait()
         for pid in run.processes():
             os.kill(pid, signal.SIGKILL)
+
+
+def refusal(directory: Path, *arguments: str, **environment: str) -> str:
+    """The one error line of a command that must fail and leave nothing."""
+    with launched(directory, *arguments, **environment) as run:
+        assert run.wait(60) == 2, run.stderr
+        assert run.left_behind() == ({}, [])
+        assert len(run.error_lines) == 1, run.stderr
+        assert "Traceback" not in run.stderr
+        return run.error_lines[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import load_config
+from common.config import ModelConfig, dump_config, load_config, read_dumped_config
 from common.errors import ConfigError
 
 
@@ -39,3 +39,12 @@ def test_a_wrong_value_is_named(text: str, message: str, tmp_path: Path) -> None
     with pytest.raises(ConfigError) as refused:
         load_config(file)
     assert message in str(refused.value)
+
+
+def test_what_a_child_cannot_use_is_named_in_one_line() -> None:
+    both = ModelConfig(path="/some/model", profile="ds-660b")
+    text = dump_config(load_config().model_copy(update={"model": both}))
+    with pytest.raises(ConfigError) as refused:
+        read_dumped_config(text)
+    assert str(refused.value).startswith("configuration: model.path and model.profile are both set")
+    assert "\n" not in str(refused.value)

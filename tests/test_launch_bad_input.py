@@ -11,7 +11,7 @@ import pytest
 
 from common.model import read_model_directory
 from common.storage.claim import claim_directory
-from tests.launch_harness import launched
+from tests.launch_harness import launched, refusal
 from tests.models import tiny_model
 
 
@@ -24,16 +24,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def taken_port() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
-
-
-def refusal(directory: Path, *arguments: str, **environment: str) -> str:
-    """The one error line of a command that must fail and leave nothing."""
-    with launched(directory, *arguments, **environment) as run:
-        assert run.wait(60) == 2, run.stderr
-        assert run.left_behind() == ({}, [])
-        assert len(run.error_lines) == 1, run.stderr
-        assert "Traceback" not in run.stderr
-        return run.error_lines[0]
 
 
 def _without(name: str) -> Callable[[Path], None]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from common.cluster import Process, Processes, with_control
 from common.config import Config
-from common.model import read_model_directory
+from common.model import Manifest, read_configured_model, read_model_directory
 from common.rundir import RunDirectory
 from common.types import Role
 from services.launcher.models import Model, cache_directory
@@ -16,16 +16,23 @@ if TYPE_CHECKING:
 
 
 def with_model(config: Config, model: Model) -> Config:
-    """The configuration of a cluster that serves this model. ConfigError if the model does not fit it.
-
-    Blocks go to the cache directory where storage.path is not set: one directory a manifest.
-    """
+    """The configuration of a cluster that serves this model. ConfigError if the model does not fit it."""
     update = {"path": str(model.path), "digest": model.digest, "name": config.model.name or model.name}
     section = config.model.model_copy(update=update)
     manifest = read_model_directory(model.path, section.dtype, section.block_size, model.digest).manifest
-    blocks = cache_directory() / "blocks" / f"{model.path.name}-{manifest.namespace.hex()[:16]}"
+    return _with_blocks(config.model_copy(update={"model": section}), model.path.name, manifest)
+
+
+def with_profile(config: Config) -> Config:
+    """The configuration of a cluster that serves the profiled model which it names. ConfigError if there is none."""
+    return _with_blocks(config, config.model.profile, read_configured_model(config).manifest)
+
+
+def _with_blocks(config: Config, name: str, manifest: Manifest) -> Config:
+    """Blocks go to the cache directory where storage.path is not set: one directory a manifest."""
+    blocks = cache_directory() / "blocks" / f"{name}-{manifest.namespace.hex()[:16]}"
     storage = config.storage.model_copy(update={"path": config.storage.path or str(blocks)})
-    return config.model_copy(update={"model": section, "storage": storage})
+    return config.model_copy(update={"storage": storage})
 
 
 class Cluster(Processes):

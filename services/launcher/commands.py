@@ -14,14 +14,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from common.config import load_config
+from common.config import Config, load_config
 from common.errors import ConfigError, DualPathError
 from common.rundir import RunDirectory
 from common.workload.scaling import DEMO, Selection
 from common.workload.sessions import PACKAGED
 from services import serve
 from services.launcher import demo, profile, signals
-from services.launcher.cluster import Cluster, with_model
+from services.launcher.cluster import Cluster, with_model, with_profile
 from services.launcher.models import get_model
 from services.launcher.status import get_status, status_table
 
@@ -83,10 +83,11 @@ def up_command(
 async def _up(prefill: int, decode: int, spec: str, file: Path | None, port: int | None) -> int:
     config = load_config(file, {"frontend.port": port})
     with RunDirectory() as run, _progress() as progress:
-        model = await get_model(spec or config.model.path, progress)
-        async with Cluster(with_model(config, model), prefill, decode, run, progress) as cluster:
+        served = await _served(config, spec, progress)
+        async with Cluster(served, prefill, decode, run, progress) as cluster:
             progress.stop()
-            _say(f"{model.name} at {cluster.url}/v1 ({prefill} prefill, {decode} decode); Ctrl-C ends it")
+            name = served.model.name or served.model.profile
+            _say(f"{name} at {cluster.url}/v1 ({prefill} prefill, {decode} decode); Ctrl-C ends it")
             _say(f"scheduler {cluster.config.scheduler.control}")
             _say(f"blocks {cluster.config.storage.path}")
             _say(f"logs {run.path}")
@@ -95,6 +96,15 @@ async def _up(prefill: int, decode: int, spec: str, file: Path | None, port: int
             except asyncio.CancelledError:
                 _say("stopping")
                 return 0
+
+
+async def _served(config: Config, spec: str, progress: Progress) -> Config:
+    """config with the model that --model or else it names, on this machine, or with its profile."""
+    if not config.model.profile:
+        return with_model(config, await get_model(spec or config.model.path, progress))
+    if spec:
+        raise ConfigError(f"--model and model.profile {config.model.profile!r} are both set: serve one of them")
+    return with_profile(config)
 
 
 async def _watch(cluster: Cluster, run: RunDirectory) -> int:
@@ -135,6 +145,10 @@ async def _demo(spec: str, replayed: demo.Input, transport: str, out: Path | Non
             "frontend.port": 0,
         }
     )
+    if config.model.profile:
+        raise ConfigError(
+            f"model.profile {config.model.profile!r} computes no tokens that could be checked: the demo needs a model"
+        )
     with RunDirectory() as run, _progress() as progress:
         model = await get_model(spec or config.model.path, progress)
         report = await demo.run_demo(config, model, replayed, run, progress)
