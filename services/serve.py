@@ -113,7 +113,7 @@ def _with_model(config: Config, role: Role) -> Config:
     if role is Role.SCHEDULER or config.model.profile or (Path(config.model.path).is_dir() and config.model.digest):
         return config
     if not config.model.path:
-        raise ConfigError("model.path is not set: name a model directory or a hub id in the configuration, or a profile")
+        raise ConfigError("model.path is not set: name a model directory, a hub id or a profile in the configuration")
     command = python_module("services.launcher.prepare_model", "resolve", config.model.path)
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if done.returncode:
