@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +19,7 @@ from loadgen.experiments_cli import known, make_setting, register, run_online
 from loadgen.measure import Slo
 from loadgen.online import online, schedule
 from loadgen.options import (
+    Burstiness,
     LookUp,
     MaxContext,
     MaxSessions,
@@ -39,6 +39,7 @@ from loadgen.options import (
     Systems,
     Think,
     TimeFactor,
+    ToolTime,
     TranscriptFile,
     Turns,
     positive,
@@ -49,6 +50,7 @@ from loadgen.replay import replay
 from loadgen.report import print_report, write_result
 from loadgen.run import Options, Plan, run
 from loadgen.sizes import FULL, QUICK
+from loadgen.workload import chosen
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -94,7 +96,11 @@ def online_command(
     ] = None,
     duration: Annotated[float | None, typer.Option(help="Seconds during which agents arrive")] = None,
     seed: Annotated[int, typer.Option(help="Decides arrivals, sessions and texts")] = 0,
-    sessions: SessionsFile = PACKAGED,
+    cv: Burstiness = 1.0,
+    sessions: Annotated[
+        Path | None,
+        typer.Option(help="Sessions, as JSON lines", show_default="those of the package; without --url --set"),
+    ] = None,
     max_sessions: MaxSessions = None,
     max_turns: MaxTurns = None,
     max_context: MaxContext = None,
@@ -105,7 +111,8 @@ def online_command(
     system: Systems = None,
     fabric: Shape = "2P4D",
     model: Model = "ds-660b",
-    set_name: Set = "64K",
+    set_name: Set = None,
+    gaps: ToolTime = "off",
     turns: Turns = None,
     tolerance: Annotated[float, typer.Option(callback=positive, help="Where a search ends, of the rate")] = 0.06,
     trials: Annotated[
@@ -126,11 +133,10 @@ def online_command(
     if url is None:
         size = (QUICK if quick else FULL).given(None, None, turns, None)
         with errors():
-            setting = replace(
-                make_setting(fabric, model, set_name, size.turns, time_factor, seed), know_hits=not look_up
-            )
+            source = chosen(set_name, sessions, gaps)
+            setting = make_setting(fabric, model, source, size.turns, time_factor, seed, not look_up)
             systems = known(system or ("basic", "dualpath"))
-        window = Window(positive(duration or size.duration_s), slo)
+        window = Window(positive(duration or size.duration_s), slo, cv)
         run_online(systems, setting, rates, window, tolerance, trials or size.trials, pacing, out, progress)
         return
     if len(rates) != 1 or duration is None:
@@ -138,16 +144,23 @@ def online_command(
     (rate,), duration_s = rates, positive(duration)
 
     def plan(workload: Workload) -> Plan:
-        arrivals = schedule(workload.trajectories, rate, duration_s, seed)
+        arrivals = schedule(workload.trajectories, rate, duration_s, seed, cv)
         return Plan(
-            {"mode": "online", "aps": rate, "duration_s": duration_s, "seed": seed, "arrivals": len(arrivals)},
+            {
+                "mode": "online",
+                "aps": rate,
+                "cv": cv,
+                "duration_s": duration_s,
+                "seed": seed,
+                "arrivals": len(arrivals),
+            },
             sum(len(arrival.trajectory.turns) for arrival in arrivals),
             len(arrivals),
             lambda agent: online(agent, arrivals),
         )
 
     selection = Selection(max_sessions, max_turns, max_context, scale)
-    _execute(Options(url, sessions, selection, slo, think, transcript, progress), plan, out)
+    _execute(Options(url, sessions or PACKAGED, selection, slo, think, transcript, progress), plan, out)
 
 
 register(app)

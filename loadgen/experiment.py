@@ -6,7 +6,7 @@ import math
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,12 @@ from common.perf.models import get_model_profile
 from common.perf.scaling import Scaling
 from common.rundir import RunDirectory
 from common.workload.hits import BLOCK_TOKENS, Pooled, pooled
-from common.workload.scaling import cut, stretched
-from common.workload.synthetic import SET_SIZE, generate
 from common.workload.trajectories import Trajectory
 from common.workload.windows import windows
 from loadgen.lab import Lab
 from loadgen.placement import Placement
 from loadgen.systems import BOUND_AS
+from loadgen.workload import Played, Source
 
 #: Where a store is memory, not a disk.
 MEMORY_DIRECTORY = Path("/dev/shm")
@@ -36,8 +35,8 @@ STORED_BYTES = 3 * 4096
 EASY_TURNS_PER_S = 4.0
 #: What a result says of the windows (their choice is in common.workload.windows).
 WINDOWS = (
-    "each trajectory is a window of {turns} turns at native context out of a synthetic one of the {set} set; its prefix"
-    " is in storage beforehand; a job's completion time is its turns over the rate at which turns ended while all"
+    "each trajectory is a window of {turns} turns at native context out of {origin}; its prefix is in storage"
+    " beforehand; {pauses}; a job's completion time is its turns over the rate at which turns ended while all"
     " agents were active: the last agents of a short job do not stand for a long one's; the makespan is given too"
 )
 
@@ -46,8 +45,7 @@ WINDOWS = (
 class Setting:
     """Everything that two runs to be compared have in common.
 
-    prefill, decode: nodes. workload: a set of Table 2; turns: of each window. append_scale, generation_scale: of the
-    set's lengths, which still end at its maximum.
+    prefill, decode: nodes. turns: of each window of the workload.
     """
 
     model: str = "ds-660b"
@@ -56,10 +54,8 @@ class Setting:
     decode: int = 4
     gpus: int = 1
     time_factor: float = 4.0
-    workload: str = "64K"
+    workload: Source = field(default_factory=Source)
     turns: int = 4
-    append_scale: float = 1.0
-    generation_scale: float = 1.0
     know_hits: bool = True
     seed: int = 0
 
@@ -69,25 +65,32 @@ class Setting:
         return Scaling(get_model_profile(self.model), get_hardware(self.hardware), self.gpus, self.time_factor)
 
     @cached_property
-    def trajectories(self) -> list[Trajectory]:
-        """Of which windows are taken. ConfigError for a set that is not known."""
-        native = generate(self.workload, SET_SIZE, seed=0)
-        limit = min(self.scaling.model.max_context_tokens, self.max_length)
-        return [cut(stretched(trajectory, self.append_scale, self.generation_scale), limit) for trajectory in native]
+    def played(self) -> Played:
+        """Of which windows are taken. ConfigError for a workload that is none."""
+        return self.workload.load(self.limit, self.seed)
+
+    @property
+    def limit(self) -> int:
+        """Of a context, in tokens: the model's, or what every system can hold; Basic needs all layers in a prefill
+        engine's device memory."""
+        scaling = self.scaling
+        memory = min(scaling.prefill_memory, scaling.decode_memory, scaling.buffer)
+        held = memory // scaling.geometry(BLOCK_TOKENS).full_block_bytes * BLOCK_TOKENS
+        return min(scaling.model.max_context_tokens, held)
 
     @property
     def max_length(self) -> int:
         """Of an agent, in tokens (the paper's MAL)."""
-        return int(self.workload.removesuffix("K")) << 10
+        return self.workload.max_length(self.limit)
 
     @cached_property
     def mean_turn(self) -> Pooled:
-        return pooled(self.trajectories)
+        return pooled(self.played.trajectories)
 
     def windows(self, count: int, seed: int) -> tuple[Trajectory, ...]:
         """The same ones for the same arguments. ConfigError if there are not so many."""
         try:
-            return tuple(windows(self.trajectories, count, self.turns, self.seed + seed))
+            return tuple(windows(self.played.trajectories, count, self.turns, self.seed + seed))
         except ValueError as error:
             raise ConfigError(f"{error}: take fewer agents or turns") from None
 
@@ -122,8 +125,8 @@ class Setting:
             "model": self.model,
             "nodes": self.nodes,
             "mal": self.max_length,
-            "append_scale": self.append_scale,
-            "generation_scale": self.generation_scale,
+            "append_scale": self.workload.append_scale,
+            "generation_scale": self.workload.generation_scale,
         }
 
     def describe(self, placement: str) -> dict[str, Any]:
@@ -132,7 +135,8 @@ class Setting:
             "config": asdict(self),
             "seed": self.seed,
             "mean_turn": asdict(self.mean_turn),
-            "workload": WINDOWS.format(turns=self.turns, set=self.workload),
+            "workload": WINDOWS.format(turns=self.turns, origin=self.played.origin, pauses=self.played.pauses),
+            "played": self.played.describe(),
             "hits": "given by the client" if self.know_hits else "looked up in the store",
             "scaling": self.scaling.describe(),
             "scale": f"{self.scaling.describe()['statement']}; NICs are {placement}",

@@ -23,6 +23,7 @@ from loadgen.options import (
     Paced,
     Pacing,
     Quick,
+    RealSessions,
     Rounds,
     Seed,
     Set,
@@ -30,6 +31,7 @@ from loadgen.options import (
     Show,
     Systems,
     TimeFactor,
+    ToolTime,
     Turns,
     Whole,
     Windows,
@@ -37,6 +39,7 @@ from loadgen.options import (
 from loadgen.progress import OnRun, ProgressMode
 from loadgen.sizes import FULL, QUICK, Axis, Size, parse_shape, varied
 from loadgen.systems import CHAIN, SYSTEMS
+from loadgen.workload import Source, chosen
 
 QUICK_SYSTEMS = ("basic", "dualpath", "oracle")
 
@@ -65,7 +68,9 @@ def _job_command(kind: str, systems: Sequence[str], rounds: int | None, text: st
         system: Systems = None,
         fabric: Shape = "2P4D",
         model: Model = "ds-660b",
-        set_name: Set = "64K",
+        set_name: Set = None,
+        sessions: RealSessions = None,
+        gaps: ToolTime = "off",
         agents: Agents = None,
         windows: Windows = None,
         turns: Turns = None,
@@ -83,12 +88,8 @@ def _job_command(kind: str, systems: Sequence[str], rounds: int | None, text: st
     ) -> None:
         size = (QUICK if quick else FULL).given(agents, windows, turns, rounds)
         with errors():
-            setting = replace(
-                make_setting(fabric, model, set_name, size.turns, time_factor, seed),
-                know_hits=not look_up,
-                append_scale=append_scale,
-                generation_scale=generation_scale,
-            )
+            source = chosen(set_name, sessions, gaps, append_scale, generation_scale)
+            setting = make_setting(fabric, model, source, size.turns, time_factor, seed, not look_up)
             named = known(system or (QUICK_SYSTEMS if quick and len(systems) > len(QUICK_SYSTEMS) else systems))
         _jobs(kind, [(setting, size)], named, whole, pacing, out, progress)
 
@@ -102,7 +103,9 @@ def sweep(
     system: Systems = None,
     fabric: Shape = "2P4D",
     model: Model = "ds-660b",
-    set_name: Set = "64K",
+    set_name: Set = None,
+    sessions: RealSessions = None,
+    gaps: ToolTime = "off",
     agents: Agents = None,
     windows: Windows = None,
     turns: Turns = None,
@@ -117,7 +120,7 @@ def sweep(
     """Compare at several values of one thing."""
     size = (QUICK if quick else FULL).given(agents, windows, turns, rounds)
     with errors():
-        setting = make_setting(fabric, model, set_name, size.turns, time_factor, seed)
+        setting = make_setting(fabric, model, chosen(set_name, sessions, gaps), size.turns, time_factor, seed)
         points = [varied(setting, size, axis, value.strip()) for value in values.split(",")]
         named = known(system or QUICK_SYSTEMS)
     _jobs("sweep", points, named, False, pacing, out, progress)
@@ -146,6 +149,7 @@ def run_online(
         found = rates.capacities(setting, runs)
         return {
             **setting.describe(runs[0]["placement"]),
+            "arrivals": window.describe(),
             "runs": runs,
             "capacity": found,
             "ratios": rates.capacity_ratios(found),
@@ -169,11 +173,19 @@ def report(
 
 
 def make_setting(
-    fabric: str, model: str, set_name: str, turns: int, time_factor: float | None, seed: int
+    fabric: str,
+    model: str,
+    source: Source,
+    turns: int,
+    time_factor: float | None,
+    seed: int,
+    know_hits: bool = True,
 ) -> Setting:
-    """ConfigError for a shape, model or set that is none."""
+    """ConfigError for a shape, model or workload that is none."""
     prefill, decode = parse_shape(fabric)
-    setting = Setting(model=model, prefill=prefill, decode=decode, workload=set_name, turns=turns, seed=seed)
+    setting = Setting(
+        model=model, prefill=prefill, decode=decode, workload=source, turns=turns, know_hits=know_hits, seed=seed
+    )
     return replace(setting, time_factor=time_factor or setting.easy_time_factor)
 
 

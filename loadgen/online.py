@@ -1,4 +1,4 @@
-"""Open loop: agents arrive as a Poisson process, whatever the server does (spec §10, online)."""
+"""Open loop: agents arrive as a Poisson or Gamma process, whatever the server does (spec §10, online)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.errors import ConfigError
-from common.workload.arrivals import poisson_arrivals
+from common.workload.arrivals import gamma_arrivals
 from common.workload.trajectories import Trajectory
 from loadgen.agent import Agent, sleep_until
 
@@ -21,13 +21,15 @@ class Arrival(NamedTuple):
     trajectory: Trajectory
 
 
-def schedule(trajectories: Sequence[Trajectory], aps: float, duration: float, seed: int) -> list[Arrival]:
+def schedule(
+    trajectories: Sequence[Trajectory], aps: float, duration: float, seed: int, cv: float = 1.0
+) -> list[Arrival]:
     """The whole run, decided beforehand by the seed: arrival times, and for each a trajectory drawn with replacement.
 
     Each arrival has a text of its own, so nothing hits what another arrival stored. ConfigError if nobody arrives.
     """
     draws = random.Random(f"sessions/{seed}")
-    drawn = [(at, draws.choice(trajectories)) for at in poisson_arrivals(aps, duration, seed)]
+    drawn = [(at, draws.choice(trajectories)) for at in gamma_arrivals(aps, duration, cv, seed)]
     arrivals = [
         Arrival(at, f"{trajectory.name}#{seed}.{number}", trajectory)
         for number, (at, trajectory) in enumerate(drawn)

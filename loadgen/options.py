@@ -12,6 +12,7 @@ import typer
 from loadgen.progress import ProgressMode
 from loadgen.sizes import FULL
 from loadgen.systems import SYSTEMS
+from loadgen.workload import DEFAULT_SET
 
 
 def positive(value: float) -> float:
@@ -39,6 +40,16 @@ Show = Annotated[ProgressMode, typer.Option(help="On stderr: a bar on a terminal
 SloTtft = Annotated[float, typer.Option(callback=positive, help="Objective for TTFT, in seconds")]
 SloTpot = Annotated[float, typer.Option(callback=positive, help="Objective for TPOT, in seconds")]
 
+# -- online --
+
+Burstiness = Annotated[
+    float,
+    typer.Option(
+        "--cv", min=0.01, max=100, callback=positive,
+        help="Variation of the times between arrivals: 1 is a Poisson process, more comes in bursts (Gamma)",
+    ),
+]
+
 # -- sessions against a server --
 
 SessionsFile = Annotated[Path, typer.Option(help="Sessions, as JSON lines", show_default="those of the package")]
@@ -54,7 +65,16 @@ TranscriptFile = Annotated[Path | None, typer.Option(help="Write every turn's to
 Systems = Annotated[list[str] | None, typer.Option("--system", help=f"Repeat for several: {', '.join(SYSTEMS)}")]
 Shape = Annotated[str, typer.Option(help="Nodes: xPyD for x prefill and y decode nodes")]
 Model = Annotated[str, typer.Option(help="ds-660b, ds-27b or qwen-32b")]
-Set = Annotated[str, typer.Option("--set", help="Trajectories like those of the paper's set 32K, 48K or 64K")]
+Set = Annotated[
+    str | None,
+    typer.Option("--set", help="Trajectories like those of the paper's set 32K, 48K or 64K", show_default=DEFAULT_SET),
+]
+RealSessions = Annotated[
+    Path | None, typer.Option("--sessions", help="Instead of a set, windows of real sessions: a file of JSON lines")
+]
+ToolTime = Annotated[
+    str, typer.Option("--gaps", help="Tool time between turns: off, traced, or MEDIAN,SIGMA (lognormal, seconds)")
+]
 Agents = Annotated[int | None, typer.Option(min=1, help="Agents at a time", show_default=str(FULL.agents))]
 Windows = Annotated[int | None, typer.Option(min=1, help="Windows that are played", show_default=str(FULL.windows))]
 Turns = Annotated[int | None, typer.Option(min=1, help="Turns of a window", show_default=str(FULL.turns))]
@@ -68,6 +88,6 @@ Seed = Annotated[int, typer.Option(help="Decides windows and arrivals")]
 LookUp = Annotated[bool, typer.Option("--look-up", help="Hits are looked up in the store, not given by the client")]
 Whole = Annotated[bool, typer.Option("--whole", help="Run to the last agent's end, for the makespan")]
 Paced = Annotated[Pacing, typer.Option(help="NIC rates by the kernel (namespaces, needs root) or in user space")]
-AppendScale = Annotated[float, typer.Option(callback=positive, help="Appended lengths of the set times this")]
-GenerationScale = Annotated[float, typer.Option(callback=positive, help="Generated lengths of the set times this")]
+AppendScale = Annotated[float, typer.Option(callback=positive, help="Appended lengths times this")]
+GenerationScale = Annotated[float, typer.Option(callback=positive, help="Generated lengths times this")]
 Quick = Annotated[bool, typer.Option("--quick", help="A small run, under 10 minutes")]

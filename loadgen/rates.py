@@ -10,7 +10,7 @@ from typing import Any
 
 from common.errors import ConfigError
 from common.rundir import RunDirectory
-from common.workload.arrivals import poisson_arrivals
+from common.workload.arrivals import gamma_arrivals
 from loadgen.capacity import Search
 from loadgen.experiment import Setting, store_directory
 from loadgen.jobs import plain
@@ -31,21 +31,27 @@ HOPELESS_SHARE = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """For how many real seconds agents arrive, and the objectives of their turns."""
+    """For how many real seconds agents arrive, and the objectives of their turns. cv: of the gaps between arrivals."""
 
     duration_s: float
     slo: Slo
+    cv: float = 1.0
+
+    def describe(self) -> dict[str, Any]:
+        """For the head of a result."""
+        return {"process": "Poisson" if self.cv == 1 else "Gamma", "cv": self.cv, "duration_s": self.duration_s}
 
 
-def arrivals(setting: Setting, aps: float, duration_s: float, seed: int) -> tuple[Arrival, ...]:
+def arrivals(setting: Setting, aps: float, window: Window, seed: int) -> tuple[Arrival, ...]:
     """Agents that start in a run, decided by the seed: each plays a window of its own. ConfigError if nobody comes."""
-    times = poisson_arrivals(aps, duration_s, setting.seed + seed)
+    times = gamma_arrivals(aps, window.duration_s, window.cv, setting.seed + seed)
     if not times:
-        raise ConfigError(f"no agent arrives in {duration_s:g} s at {aps:g} agents a second: raise --duration or --aps")
-    windows = setting.windows(len(times), seed)
+        raise ConfigError(
+            f"no agent arrives in {window.duration_s:g} s at {aps:g} agents a second: raise --duration or --aps"
+        )
     return tuple(
-        Arrival(at, f"{window.name}#{number}", window)
-        for number, (at, window) in enumerate(zip(times, windows, strict=True))
+        Arrival(at, f"{trajectory.name}#{number}", trajectory)
+        for number, (at, trajectory) in enumerate(zip(times, setting.windows(len(times), seed), strict=True))
     )
 
 
@@ -98,7 +104,7 @@ def _laboratory(setting: Setting, windows: float, namespaces: bool | None) -> It
 async def _run(
     lab: Lab, setting: Setting, system: str, aps: float, window: Window, on_run: OnRun
 ) -> dict[str, Any]:
-    coming = arrivals(setting, aps, window.duration_s, seed=0)
+    coming = arrivals(setting, aps, window, seed=0)
     offered = len(coming) * setting.turns
     until_s = coming[-1].at + window.slo.ttft_s * 1.5
     load = Online(coming, until_s, math.ceil(HOPELESS_SHARE * offered))
@@ -119,7 +125,7 @@ async def _run(
 
 def full_aps(setting: Setting, aps: float) -> float:
     """The rate of whole trajectories on whole nodes that makes as many turns a second as this one of windows."""
-    mean_turns = setting.mean_turn.turns / len(setting.trajectories)
+    mean_turns = setting.mean_turn.turns / len(setting.played.trajectories)
     return aps * setting.turns / mean_turns * setting.scaling.hardware.gpus / setting.gpus
 
 

@@ -50,11 +50,13 @@ def varied(setting: Setting, size: Size, axis: Axis, value: str) -> tuple[Settin
             case Axis.AGENTS:
                 return setting, size.given(int(value), None, None, None)
             case Axis.MAL:
-                return replace(setting, workload=value), size
+                if setting.workload.sessions:
+                    raise ConfigError("a sweep of mal is one of sets: leave --sessions out")
+                return replace(setting, workload=replace(setting.workload, set=value)), size
             case Axis.APPEND:
-                return replace(setting, append_scale=float(value)), size
+                return replace(setting, workload=replace(setting.workload, append_scale=float(value))), size
             case Axis.GENERATION:
-                return replace(setting, generation_scale=float(value)), size
+                return replace(setting, workload=replace(setting.workload, generation_scale=float(value))), size
             case Axis.NODES:
                 prefill, decode = parse_shape(value)
                 return replace(setting, prefill=prefill, decode=decode), size

@@ -91,14 +91,14 @@ async def trial(
                 if missed > load.misses:
                     raise GivenUp
 
-        think = any(turn.think_s for turn in turns)
+        longest_gap_s = max(turn.think_s for turn in turns)
         text = IdText(lab.model().vocab_size)
-        agent = Agent(client, served.name, text, log, think, observe, know_hits)
+        agent = Agent(client, served.name, text, log, longest_gap_s > 0, observe, know_hits)
         async with Observer(cluster.control, config.security, factor) as observer, HostMeter() as meter:
             pids = {status.member.name: status.member.pid for status in observer.samples[0].members}
             before = cpu_seconds(pids)
             log.started = monotonic()
-            await cluster.during(_watched(_play(agent, load, factor), lab, log))
+            await cluster.during(_watched(_play(agent, load, factor), lab, log, STALL_S + longest_gap_s))
             log.ended = monotonic()
             if log.last_start is None:
                 log.last_start = log.ended
@@ -141,13 +141,13 @@ async def _play(agent: Agent, load: Load, factor: float) -> None:
         agent.log.interrupted = True
 
 
-async def _watched(playing: Coroutine[Any, Any, None], lab: Lab, log: RunLog) -> None:
-    """Play, but not on and on without a turn that ends. ConfigError then."""
+async def _watched(playing: Coroutine[Any, Any, None], lab: Lab, log: RunLog, stall_s: float) -> None:
+    """Play, but not on and on (stall_s, once turns have ended) without a turn that ends. ConfigError then."""
     task = asyncio.create_task(playing)
     try:
         ended = 0
         while not task.done():
-            patience_s = (STALL_S if ended else FIRST_S) * lab.scaling.time_factor
+            patience_s = (stall_s if ended else FIRST_S) * lab.scaling.time_factor
             await asyncio.wait({task}, timeout=patience_s)
             if not task.done() and len(log.turns) == ended:
                 said = lab.logged() or "nothing"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
@@ -9,8 +11,10 @@ import pytest
 from common.errors import ConfigError
 from loadgen.experiment import Setting, interleaved
 from loadgen.jobs import paired, plain, ratios, spreads
-from loadgen.rates import arrivals, capacities, capacity_ratios, full_aps
+from loadgen.measure import Slo
+from loadgen.rates import Window, arrivals, capacities, capacity_ratios, full_aps
 from loadgen.sizes import QUICK, Axis, parse_shape, varied
+from loadgen.workload import Source
 
 
 def run(system: str, repeat: int, job_s: float | None, snic: float | None = None) -> dict[str, Any]:
@@ -74,20 +78,39 @@ def test_points_of_a_sweep_change_one_thing() -> None:
     assert (more, size.agents, size.windows) == (setting, 24, QUICK.windows // 2)  # windows grow along
     nodes, size = varied(setting, QUICK, Axis.NODES, "1P2D")
     assert (nodes.prefill, nodes.decode, size) == (1, 2, QUICK)
-    assert varied(setting, QUICK, Axis.APPEND, "2")[0].append_scale == 2.0
+    assert varied(setting, QUICK, Axis.APPEND, "2")[0].workload.append_scale == 2.0
     assert varied(setting, QUICK, Axis.MAL, "32K")[0].max_length == 32_768
     with pytest.raises(ConfigError, match="many"):
         varied(setting, QUICK, Axis.AGENTS, "many")
+    with pytest.raises(ConfigError, match="leave --sessions out"):
+        varied(Setting(workload=Source(sessions="file")), QUICK, Axis.MAL, "32K")
 
 
 def test_arrivals_are_the_same_for_the_same_seed_and_play_different_windows() -> None:
     setting = Setting(turns=2)
-    coming = arrivals(setting, 2.0, 10.0, seed=3)
-    assert coming == arrivals(setting, 2.0, 10.0, seed=3)
+    window = Window(10.0, Slo())
+    coming = arrivals(setting, 2.0, window, seed=3)
+    assert coming == arrivals(setting, 2.0, window, seed=3)
     assert all(0 <= arrival.at < 10 for arrival in coming)
     assert len({arrival.name for arrival in coming}) == len(coming)
     with pytest.raises(ConfigError, match="no agent arrives"):
-        arrivals(setting, 1e-9, 1.0, seed=0)
+        arrivals(setting, 1e-9, window, seed=0)
+
+
+def test_arrivals_in_bursts_come_at_the_same_rate() -> None:
+    setting = Setting(turns=1)
+
+    def variation(cv: float) -> tuple[int, float]:
+        times = [arrival.at for arrival in arrivals(setting, 5.0, Window(200.0, Slo(), cv), seed=0)]
+        gaps = [after - before for before, after in pairwise(times)]
+        return len(times), pstdev(gaps) / fmean(gaps)
+
+    for cv in (0.3, 1.0, 2.0):
+        count, found = variation(cv)
+        assert count == pytest.approx(1000, rel=0.25)
+        assert found == pytest.approx(cv, rel=0.25)
+    assert Window(10.0, Slo(), 2.0).describe() == {"process": "Gamma", "cv": 2.0, "duration_s": 10.0}
+    assert Window(10.0, Slo()).describe()["process"] == "Poisson"
 
 
 def test_rate_of_whole_agents_on_whole_nodes() -> None:
