@@ -79,6 +79,11 @@ def test_nics_and_thresholds_by_hand() -> None:
     assert p0.prefill.quota_s == 0.3
 
 
+def test_experts_over_several_nodes_make_one_group_of_all_prefill_engines() -> None:
+    assert {config("dualpath", node=node).prefill.group for node in ("p0", "p1", "p2", "p3")} == {"prefill"}
+    assert config("dualpath", "ds-27b").prefill.group == ""  # a group a node
+
+
 def test_no_system_touches_the_cluster_itself() -> None:
     own = {"scheduler.read_side", "scheduler.alpha", "prefill.layerwise", "prefill.quota_s", "storage.tier",
            "network.transport"}
