@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from statistics import median
 from typing import Any, cast
 
@@ -45,23 +47,24 @@ async def compare(
         placed(setting.prefill, setting.decode, setting.scaling, namespaces) as placement,
     ):
         lab = setting.lab(placement, directory)
-        for index, system in interleaved(systems, rounds):
+        for index, order in groupby(interleaved(systems, rounds), itemgetter(0)):
             load = Offline(setting.windows(count, index), agents, whole)
-            seeded = await lab.seed(f"round-{index}", load.trajectories)
-            on_turn = on_run(f"{setting.nodes} {system}, round {index + 1} of {rounds}", count * setting.turns)
-            result = await trial(lab, system, load, seeded, Slo(), setting.know_hits, on_turn)
-            add(
-                {
-                    "system": system,
-                    "repeat": index,
-                    "agents": agents,
-                    "placement": placement.description,
-                    **setting.place(),
-                    "bound_as": BOUND_AS[system],
-                    "bounds": setting.bounds(agents, count),
-                    **result,
-                }
-            )
+            async with lab.seeded(load.trajectories) as seeded:
+                for _, system in order:
+                    on_turn = on_run(f"{setting.nodes} {system}, round {index + 1} of {rounds}", count * setting.turns)
+                    result = await trial(lab, system, load, seeded, Slo(), setting.know_hits, on_turn)
+                    add(
+                        {
+                            "system": system,
+                            "repeat": index,
+                            "agents": agents,
+                            "placement": placement.description,
+                            **setting.place(),
+                            "bound_as": BOUND_AS[system],
+                            "bounds": setting.bounds(agents, count),
+                            **result,
+                        }
+                    )
 
 
 def paired(runs: Sequence[Mapping[str, Any]], of: str, to: str, measure: str) -> list[float]:

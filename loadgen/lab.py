@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from common.blocks.hashing import prefix_keys
 from common.cluster import Process, Processes
 from common.config import Config, load_config
+from common.errors import ConfigError
 from common.model import ModelInfo, read_configured_model
 from common.perf.scaling import Scaling
 from common.rundir import RunDirectory
@@ -85,23 +86,40 @@ class Lab:
     async def cluster(
         self, system: str, seeded: Path, ready: Callable[[], None] = lambda: None
     ) -> AsyncIterator[Processes]:
-        """A fresh cluster over a copy of the seeded store. ProcessError if it does not come up."""
+        """A fresh cluster over a copy of the seeded store. ProcessError if it does not come up, ConfigError if there is
+        no room for the copy."""
         store = self.run.path / f"{system}.blocks"
-        await asyncio.to_thread(link_directory, seeded, store)
         try:
+            with _storing(store):
+                await asyncio.to_thread(link_directory, seeded, store)
             async with Processes(self.processes(system, store), self.run, ready) as cluster:
                 yield cluster
         finally:
             await asyncio.to_thread(shutil.rmtree, store, ignore_errors=True)
 
-    async def seed(self, name: str, trajectories: Sequence[Trajectory]) -> Path:
-        """A store that holds what these trajectories find there on their first turns, made once."""
-        path = self.run.path / f"{name}.seed"
-        if not path.exists():
-            model = self.model()
-            prompts = first_hits(trajectories, model)
-            await asyncio.to_thread(seed_directory, path, model.manifest, prompts)
-        return path
+    @asynccontextmanager
+    async def seeded(self, trajectories: Sequence[Trajectory]) -> AsyncIterator[Path]:
+        """A store that holds what these trajectories find there on their first turns; gone afterwards. One at a time.
+        ConfigError if there is no room for it."""
+        path = self.run.path / "seed"
+        model = self.model()
+        try:
+            with _storing(path):
+                await asyncio.to_thread(seed_directory, path, model.manifest, first_hits(trajectories, model))
+            yield path
+        finally:
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+
+@contextmanager
+def _storing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the blocks of a run in {path}: {error.strerror}: make room there (bytes and inodes), or play "
+            "fewer windows or turns"
+        ) from None
 
 
 def first_hits(trajectories: Sequence[Trajectory], model: ModelInfo) -> Iterator[bytes]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
@@ -67,8 +68,9 @@ async def at_rates(
     """Every system at every rate, in agents a second. add takes each run."""
     with _laboratory(setting, max(rates) * window.duration_s, namespaces) as lab:
         for aps in rates:
-            for system in systems:
-                add(await _run(lab, setting, system, aps, window, on_run))
+            async with _offered(lab, setting, aps, window) as offer:
+                for system in systems:
+                    add(await _run(lab, setting, system, offer, window, on_run))
 
 
 async def search(
@@ -87,7 +89,8 @@ async def search(
         for system in systems:
             closing = Search(FIRST_SHARE * _bound_aps(setting, system), tolerance, trials)
             while not closing.done:
-                run = await _run(lab, setting, system, closing.rate, window, on_run)
+                async with _offered(lab, setting, closing.rate, window) as offer:
+                    run = await _run(lab, setting, system, offer, window, on_run)
                 add(run)
                 closing.tell(run["verdict"]["met"])
 
@@ -101,21 +104,35 @@ def _laboratory(setting: Setting, windows: float, namespaces: bool | None) -> It
         yield setting.lab(placement, directory)
 
 
-async def _run(
-    lab: Lab, setting: Setting, system: str, aps: float, window: Window, on_run: OnRun
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What every system gets at this rate, in agents a second: load, in all so many turns, and its store."""
+
+    aps: float
+    load: Online
+    turns: int
+    seeded: Path
+
+
+@asynccontextmanager
+async def _offered(lab: Lab, setting: Setting, aps: float, window: Window) -> AsyncIterator[_Offer]:
     coming = arrivals(setting, aps, window, seed=0)
-    offered = len(coming) * setting.turns
-    until_s = coming[-1].at + window.slo.ttft_s * 1.5
-    load = Online(coming, until_s, math.ceil(HOPELESS_SHARE * offered))
-    seeded = await lab.seed(f"aps-{aps:g}", [replace(a.trajectory, name=a.name) for a in coming])
-    on_turn = on_run(f"{setting.nodes} {system}, {aps:.3g} agents/s", offered)
-    result = await trial(lab, system, load, seeded, window.slo, setting.know_hits, on_turn)
+    turns = len(coming) * setting.turns
+    load = Online(coming, coming[-1].at + window.slo.ttft_s * 1.5, math.ceil(HOPELESS_SHARE * turns))
+    async with lab.seeded(load.trajectories) as seeded:
+        yield _Offer(aps, load, turns, seeded)
+
+
+async def _run(
+    lab: Lab, setting: Setting, system: str, offer: _Offer, window: Window, on_run: OnRun
+) -> dict[str, Any]:
+    on_turn = on_run(f"{setting.nodes} {system}, {offer.aps:.3g} agents/s", offer.turns)
+    result = await trial(lab, system, offer.load, offer.seeded, window.slo, setting.know_hits, on_turn)
     return {
         "system": system,
-        "aps": aps,
+        "aps": offer.aps,
         "placement": lab.placement.description,
-        "full_aps": full_aps(setting, aps),
+        "full_aps": full_aps(setting, offer.aps),
         **setting.place(),
         "bound_as": BOUND_AS[system],
         "bounds": setting.plan.describe(),

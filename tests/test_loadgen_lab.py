@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from common.errors import ConfigError
 from common.perf.hardware import get_hardware
 from common.perf.models import get_model_profile
 from common.perf.scaling import Scaling
@@ -28,14 +31,18 @@ WINDOWS = tuple(
 )
 
 
+def directories(run: RunDirectory) -> list[str]:
+    return sorted(entry.name for entry in run.path.iterdir() if entry.is_dir())
+
+
 async def played(system: str, load: Load, know_hits: bool = True) -> dict[str, Any]:
     scaling = Scaling(get_model_profile("ds-27b"), get_hardware("h800"), gpus=1, time_factor=0.5)
     with RunDirectory() as run:
         lab = Lab(scaling, 1, 1, 640, 75, LocalPlacement(scaling), run)
-        seeded = await lab.seed("seed", load.trajectories)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(120), lab.seeded(load.trajectories) as seeded:
             result = await trial(lab, system, load, seeded, Slo(), know_hits, lambda turn: None)
-        assert sorted(entry.name for entry in run.path.iterdir() if entry.is_dir()) == ["seed.seed"]
+            assert directories(run) == [seeded.name]
+        assert directories(run) == []
     return result
 
 
@@ -77,10 +84,30 @@ async def test_a_hopeless_rate_is_given_up() -> None:
     with RunDirectory() as run:
         lab = Lab(scaling, 1, 1, 640, 75, LocalPlacement(scaling), run)
         load = Online(arrivals, until_s=0.5, misses=0)
-        seeded = await lab.seed("seed", load.trajectories)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(120), lab.seeded(load.trajectories) as seeded:
             result = await trial(lab, "dualpath", load, seeded, Slo(ttft_s=1e-6), True, lambda turn: None)
     assert not result["verdict"]["met"]
+
+
+async def test_a_full_file_system_is_named_and_left_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaling = Scaling(get_model_profile("ds-27b"), get_hardware("h800"), gpus=1, time_factor=0.5)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with RunDirectory() as run:
+        lab = Lab(scaling, 1, 1, 640, 75, LocalPlacement(scaling), run)
+        async with lab.seeded(WINDOWS) as seeded:
+            with monkeypatch.context() as patch, pytest.raises(ConfigError, match=r"No space left.*make room"):
+                patch.setattr(os, "link", full)
+                async with lab.cluster("basic", seeded):
+                    pass
+            assert directories(run) == [seeded.name]
+        monkeypatch.setattr(os, "truncate", full)
+        with pytest.raises(ConfigError, match=r"No space left.*make room"):
+            async with lab.seeded(WINDOWS):
+                pass
+        assert directories(run) == []
 
 
 def test_the_store_is_nobody_elses(tmp_path: Path) -> None:
