@@ -53,7 +53,7 @@ Endpoint = Annotated[str, AfterValidator(_endpoint)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class ModelConfig(_Section):
@@ -229,6 +229,14 @@ class Config(_Section):
             raise ValueError("model.path and model.profile are both set: serve a model, or the profile of one")
         if self.network.transport == "null" and not self.model.profile:
             raise ValueError("network.transport null moves no KV and a real model needs it: set model.profile instead")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Config:
+        if self.perf.predictor and self.model.profile:
+            raise ValueError("perf.predictor is for a real model; what model.profile computes is predicted without it")
+        if self.storage.tier and self.scheduler.read_side == "de_only":
+            raise ValueError("storage.tier keeps what prefill nodes read, which is nothing with read_side de_only")
         return self
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ Action = Literal["delay", "fail", "duplicate", "drop", "corrupt"]
 class Fault(BaseModel):
     """One rule. Unset selectors match everything; times is how often it strikes (0: always)."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     point: Point
     action: Action

@@ -137,11 +137,15 @@ def read_configured_model(config: Config) -> ModelInfo:
 
 
 def configured_scaling(config: Config) -> Scaling:
-    """How a profiled model's cluster is scaled. ConfigError if the model or the hardware is unknown."""
+    """How a profiled model's cluster is scaled. ConfigError if the model or the hardware is unknown, or a node of it is
+    smaller than an engine."""
     perf = config.perf
+    hardware = get_hardware(perf.hardware)
+    if perf.gpus > hardware.gpus:
+        raise ConfigError(f"perf.gpus {perf.gpus}: a node of {perf.hardware} has {hardware.gpus}, an engine is on one")
     return Scaling(
         get_model_profile(config.model.profile),
-        get_hardware(perf.hardware),
+        hardware,
         perf.gpus,
         perf.time_factor,
         perf.moved_layers,

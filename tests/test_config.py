@@ -8,6 +8,7 @@ import pytest
 
 from common.config import ModelConfig, dump_config, load_config, read_dumped_config
 from common.errors import ConfigError
+from common.model import configured_scaling, read_configured_model
 
 
 def test_flags_go_before_the_environment_and_that_before_the_file(
@@ -31,6 +32,12 @@ def test_flags_go_before_the_environment_and_that_before_the_file(
         ("[scheduler]\ncontrol = 'localhost:5700'", "scheduler.control: 'localhost:5700' is not an endpoint"),
         ("[network]\nhost = '0.0.0.0'", "network.host '0.0.0.0' is not loopback: set security.curve_dir"),
         ("[scheduler]\ncontrol = 'tcp://[fd00::1]:5700'", "scheduler.control 'fd00::1' is not loopback"),
+        ("[prefill]\nquota_s = inf", "prefill.quota_s: Input should be a finite number"),
+        ("[perf]\ntime_factor = nan", "perf.time_factor: Input should be a finite number"),
+        ("[network]\nsnic_rate = inf", "network.snic_rate: Input should be a finite number"),
+        ("[timeouts]\nread_s = inf", "timeouts.read_s: Input should be a finite number"),
+        ("[model]\nprofile = 'ds-660b'\n[perf]\npredictor = 'x'", "perf.predictor is for a real model"),
+        ("[storage]\ntier = 1\n[scheduler]\nread_side = 'de_only'", "storage.tier keeps what prefill nodes read"),
     ],
 )
 def test_a_wrong_value_is_named(text: str, message: str, tmp_path: Path) -> None:
@@ -48,3 +55,10 @@ def test_what_a_child_cannot_use_is_named_in_one_line() -> None:
         read_dumped_config(text)
     assert str(refused.value).startswith("configuration: model.path and model.profile are both set")
     assert "\n" not in str(refused.value)
+
+
+def test_an_engine_is_not_larger_than_a_node() -> None:
+    config = load_config(overrides={"model.profile": "ds-660b", "perf.gpus": 9})
+    with pytest.raises(ConfigError, match=r"perf\.gpus 9: a node of h800 has 8"):
+        read_configured_model(config)
+    assert configured_scaling(load_config(overrides={"model.profile": "ds-660b", "perf.gpus": 8})).gpus == 8
