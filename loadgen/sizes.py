@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import inf, nan
 
 from common.errors import ConfigError
+from compose.fabric import parse_shape
 from loadgen.experiment import Setting
+
+__all__ = ["FULL", "QUICK", "Axis", "Size", "parse_shape", "varied"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,28 +48,33 @@ class Axis(StrEnum):
 
 def varied(setting: Setting, size: Size, axis: Axis, value: str) -> tuple[Setting, Size]:
     """One point of a sweep. ConfigError for a value that is none."""
+    match axis:
+        case Axis.AGENTS:
+            return setting, size.given(_whole(axis, value), None, None, None)
+        case Axis.MAL:
+            if setting.workload.sessions:
+                raise ConfigError("a sweep of mal is one of sets: leave --sessions out")
+            return replace(setting, workload=replace(setting.workload, set=value)), size
+        case Axis.APPEND:
+            return replace(setting, workload=replace(setting.workload, append_scale=_factor(axis, value))), size
+        case Axis.GENERATION:
+            return replace(setting, workload=replace(setting.workload, generation_scale=_factor(axis, value))), size
+        case Axis.NODES:
+            prefill, decode = parse_shape(value)
+            return replace(setting, prefill=prefill, decode=decode), size
+
+
+def _whole(axis: Axis, value: str) -> int:
+    if not (value.isascii() and value.isdigit() and int(value) > 0):
+        raise ConfigError(f"sweep {axis.value}: {value!r} is not a whole number above 0")
+    return int(value)
+
+
+def _factor(axis: Axis, value: str) -> float:
     try:
-        match axis:
-            case Axis.AGENTS:
-                return setting, size.given(int(value), None, None, None)
-            case Axis.MAL:
-                if setting.workload.sessions:
-                    raise ConfigError("a sweep of mal is one of sets: leave --sessions out")
-                return replace(setting, workload=replace(setting.workload, set=value)), size
-            case Axis.APPEND:
-                return replace(setting, workload=replace(setting.workload, append_scale=float(value))), size
-            case Axis.GENERATION:
-                return replace(setting, workload=replace(setting.workload, generation_scale=float(value))), size
-            case Axis.NODES:
-                prefill, decode = parse_shape(value)
-                return replace(setting, prefill=prefill, decode=decode), size
+        factor = float(value)
     except ValueError:
-        raise ConfigError(f"{value!r} is no value of {axis.value}") from None
-
-
-def parse_shape(text: str) -> tuple[int, int]:
-    """'2P4D' -> (2, 4), nodes. ConfigError."""
-    match = re.fullmatch(r"([1-9]\d{0,2})P([1-9]\d{0,2})D", text.strip().upper())
-    if match is None:
-        raise ConfigError(f"{text!r} is not a shape: write, say, 2P4D for two prefill and four decode nodes")
-    return int(match[1]), int(match[2])
+        factor = nan
+    if not 0 < factor < inf:
+        raise ConfigError(f"sweep {axis.value}: {value!r} is not a number above 0")
+    return factor

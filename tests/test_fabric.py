@@ -32,7 +32,7 @@ def test_shapes(text, shape):
     assert parse_shape(text) == shape
 
 
-@pytest.mark.parametrize("text", ["", "2P", "4D2P", "2x4", "-1P2D", "2P4D8"])
+@pytest.mark.parametrize("text", ["", "2P", "4D2P", "2x4", "-1P2D", "2P4D8", "P4D", "0P4D"])
 def test_what_is_no_shape_is_said_so(text):
     with pytest.raises(ConfigError, match="write, say, 2P4D"):
         parse_shape(text)

@@ -13,7 +13,7 @@ from loadgen.experiment import Setting, interleaved
 from loadgen.jobs import paired, plain, ratios, spreads
 from loadgen.measure import Slo
 from loadgen.rates import Window, arrivals, capacities, capacity_ratios, full_aps
-from loadgen.sizes import QUICK, Axis, parse_shape, varied
+from loadgen.sizes import QUICK, Axis, varied
 from loadgen.workload import Source
 
 
@@ -65,13 +65,6 @@ def test_every_other_round_is_in_reverse() -> None:
     assert interleaved(["a", "b"], 3) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
 
 
-def test_shapes() -> None:
-    assert parse_shape(" 2p4d ") == (2, 4)
-    for wrong in ("2P", "0P4D", "2P4D8", "P4D"):
-        with pytest.raises(ConfigError, match="2P4D"):
-            parse_shape(wrong)
-
-
 def test_points_of_a_sweep_change_one_thing() -> None:
     setting = Setting()
     more, size = varied(setting, QUICK, Axis.AGENTS, "24")
@@ -80,8 +73,22 @@ def test_points_of_a_sweep_change_one_thing() -> None:
     assert (nodes.prefill, nodes.decode, size) == (1, 2, QUICK)
     assert varied(setting, QUICK, Axis.APPEND, "2")[0].workload.append_scale == 2.0
     assert varied(setting, QUICK, Axis.MAL, "32K")[0].max_length == 32_768
-    with pytest.raises(ConfigError, match="many"):
-        varied(setting, QUICK, Axis.AGENTS, "many")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", ""])
+@pytest.mark.parametrize("axis", list(Axis))
+def test_what_is_no_value_of_an_axis_is_named(axis: Axis, value: str) -> None:
+    with pytest.raises(ConfigError, match=repr(value)):
+        varied(Setting(), QUICK, axis, value)
+
+
+@pytest.mark.parametrize(
+    ("axis", "value"),
+    [(Axis.APPEND, "nan"), (Axis.GENERATION, "inf"), (Axis.AGENTS, "1.5"), (Axis.AGENTS, "nan")],
+)
+def test_numbers_that_are_none_here(axis: Axis, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"sweep {axis}: '{value}' is not a .*number above 0"):
+        varied(Setting(), QUICK, axis, value)
     with pytest.raises(ConfigError, match="leave --sessions out"):
         varied(Setting(workload=Source(sessions="file")), QUICK, Axis.MAL, "32K")
 

@@ -104,7 +104,7 @@ def transmitter(layout: Layout, node: str, nic: Nic, direction: Direction) -> tu
 
 def parse_shape(text: str) -> tuple[int, int]:
     """'2P4D' -> (2, 4), nodes. ConfigError."""
-    match = re.fullmatch(r"\s*(\d{1,4})[Pp](\d{1,4})[Dd]\s*", text)
+    match = re.fullmatch(r"\s*([1-9]\d{0,3})[Pp]([1-9]\d{0,3})[Dd]\s*", text)
     if match is None:
         raise ConfigError(f"{text!r} is not a shape: write, say, 2P4D for two prefill and four decode nodes")
     return int(match[1]), int(match[2])
