@@ -130,3 +130,10 @@ def test_results_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
 def test_status_without_a_cluster(tmp_path: Path) -> None:
     nobody = {"DUALPATH_SCHEDULER__CONTROL": "tcp://127.0.0.1:1", "DUALPATH_TIMEOUTS__CALL_S": "0.3"}
     assert "tcp://127.0.0.1:1 did not answer" in refusal(tmp_path, "status", **nobody)
+
+
+def test_a_hit_ratio_that_is_no_number(tmp_path: Path) -> None:
+    with launched(tmp_path, "profile", "--out", "profile.json", "--hit-ratio", "nan") as run:
+        assert run.wait(60) == 2
+        assert "--hit-ratio" in run.stderr
+        assert run.processes() == {}, "refused before anything is measured"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Coroutine
 from enum import StrEnum
@@ -162,6 +163,13 @@ async def _demo(spec: str, replayed: demo.Input, transport: str, out: Path | Non
     return 0 if demo.passed(report) else 1
 
 
+def _finite(value: float) -> float:
+    """The bounds of an option let nan through in earlier versions of typer."""
+    if not math.isfinite(value):
+        raise typer.BadParameter("must be a number")
+    return value
+
+
 @app.command("profile")
 def profile_command(
     out: Annotated[
@@ -171,7 +179,7 @@ def profile_command(
     config: ConfigFile = None,
     max_context: Annotated[int, typer.Option(min=64, help="Longest context to measure, in tokens")] = 4096,
     repeats: Annotated[int, typer.Option(min=1, help="Measure each point so often; the least counts")] = 5,
-    hit_ratio: Annotated[float, typer.Option(min=0, max=1, help="Of prompt tokens, for beta")] = 0.95,
+    hit_ratio: Annotated[float, typer.Option(min=0, max=1, callback=_finite, help="Of prompt tokens, for beta")] = 0.95,
 ) -> None:
     """Measure a model on this machine: a predictor of its attention time, and alpha, beta and quota for a cluster."""
     _run(_profile(model, config, profile.Workload(max_context, repeats, hit_ratio), out))
