@@ -32,11 +32,11 @@ class Placement(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalPlacement:
-    """All nodes share this host's loopback; each paces what it sends and receives itself. The store's NIC is not
-    paced: the real one has many nodes."""
+    """All nodes share this host's loopback; each paces what it sends, receives and copies to and from device memory
+    itself. The store's NIC is not paced: the real one has many nodes."""
 
     scaling: Scaling
-    description: str = "paced in user space"
+    description: str = "paced in user space, copies between host and device included"
 
     def place(self, node: str) -> Place:
         settings: dict[str, Any] = {"network.node": node}
@@ -46,9 +46,10 @@ class LocalPlacement:
 
 
 class FabricPlacement:
-    """Nodes of a fabric that is up (compose.fabric): the kernel shapes their NICs."""
+    """Nodes of a fabric that is up (compose.fabric): the kernel shapes their NICs. Copies between host and device stay
+    in a node: nothing shapes them."""
 
-    description = "shaped by the kernel in network namespaces"
+    description = "shaped by the kernel in network namespaces; copies between host and device are not"
 
     def __init__(self, fabric: Any) -> None:
         self._fabric = fabric
