@@ -268,6 +268,23 @@ def test_a_rate_is_known_until_another_one_is_measured():
     assert starts(arrive(policy, "a", 3300, 3200))["a"].pe_tokens == 36 * 64
 
 
+def test_a_nodes_rate_is_the_sum_over_its_engines():
+    """p1 reads 1 token a second and p2 2, on one node, with p3 whose rate is not known: 3 for their 1000 tokens. As
+    above, (1000 + x) / 3 = 3400 - x; the 2304 tokens are p1's, the other 896 d's.
+
+    Without p2, p1 alone reads 600 + 2304 tokens: 2904 + x = 200 + 896 + 3200 - x: x = 696, 10.9 blocks.
+    """
+    policy = ready(make_policy("split"), "d")
+    join(policy, "p1", node="n"), join(policy, "p2", node="n"), join(policy, "p3", node="n")
+    fetch(policy, load("d", read_q=200, rate=1.0))
+    fetch(policy, load("p1", 1, 10, 600, 1.0), load("p3", 1, 30), load("p2", 1, 20, 400, 2.0))
+    first = starts(arrive(policy, "a", 3300, 3200))["a"]
+    assert (first.prefill, first.pe_tokens) == ("p1", 36 * 64)
+    policy.handle(EngineLeft("p2"), 0.0), policy.handle(EngineLeft("p3"), 0.0)
+    second = starts(arrive(policy, "b", 3300, 3200))["b"]
+    assert (second.prefill, second.pe_tokens) == ("p1", 11 * 64)
+
+
 @pytest.mark.parametrize(
     ("buffer", "queue", "path", "blocks"),
     [

@@ -1,4 +1,4 @@
-"""How fast this node reads hits from storage while it reads any. Pure; time is passed in."""
+"""How fast one engine's side reads hits from storage while it reads any. Pure; time is passed in."""
 
 from __future__ import annotations
 

@@ -40,8 +40,9 @@ class Load:
     """One engine's report (spec §7), holding until its next one.
 
     seq, tok: requests assigned and unfinished, and their total tokens. read_q: hit tokens of its own requests that its
-    side is still to read; a node's read queue is the sum over its engines. read_rate: tokens a second that its node
-    reads while it has any to read; 0: not known yet. free_device_tokens: device memory not taken (decode engines).
+    side is still to read; read_rate: tokens a second that its side reads while it has any to read, 0: not known yet. A
+    node's read queue and rate are the sums over its engines. free_device_tokens: device memory not taken (decode
+    engines).
     heard: how many of the requests started on it the engine knew of; the reads of later ones come on top. None: all.
     """
 

@@ -108,7 +108,7 @@ class Policy:
             engine = self.engines.get(load.engine)
             if engine is None:
                 continue
-            engine.node.read_rate = load.read_rate or engine.node.read_rate
+            engine.read_rate = load.read_rate or engine.read_rate
             read_q = load.read_q + engine.unheard_tokens(load.heard)
             if read_q != engine.read_q:
                 self.prefill.count_read(engine, read_q - engine.read_q)

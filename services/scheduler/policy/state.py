@@ -32,14 +32,17 @@ class PolicyConfig:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A machine's storage side. read_q: hit tokens to be read there (its engines' sum); read_total: ever assigned.
-    read_rate: tokens a second, as last reported."""
+    """A machine's storage side. read_q: hit tokens to be read there (its engines' sum); read_total: ever assigned."""
 
     name: str
     engines: list[Engine] = field(default_factory=list)
     read_q: int = 0
     read_total: int = 0
-    read_rate: float = 0.0
+
+    @property
+    def read_rate(self) -> float:
+        """Tokens a second that its engines' sides read together; 0: none of them is known."""
+        return sum(engine.read_rate for engine in self.engines)
 
 
 @dataclass(slots=True, eq=False)
@@ -50,9 +53,9 @@ class Engine:
     seq, tok: what it last reported of these (with the tokens that it has generated), or at least what is assigned: it
     may not have heard of that yet. Until its next report both follow what is assigned and what ends.
     read_q: hit tokens of its requests that its side is still to read, by its last report and what has been assigned
-    since; read_total: ever assigned. free_blocks: staging buffer not reserved. turn: when it was last chosen. started:
-    requests ever started on it; unheard: of the last ones, each one's number and hit tokens to be read here, until a
-    report knows of them.
+    since; read_total: ever assigned. read_rate: tokens a second that its side reads, as last known (0: never).
+    free_blocks: staging buffer not reserved. turn: when it was last chosen. started: requests ever started on it;
+    unheard: of the last ones, each one's number and hit tokens to be read here, until a report knows of them.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Engine:
     assigned_tok: int = 0
     read_q: int = 0
     read_total: int = 0
+    read_rate: float = 0.0
     started: int = 0
     unheard: deque[tuple[int, int]] = field(default_factory=deque)
     open: bool = False  # it has fetched, and does not drain
