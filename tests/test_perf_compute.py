@@ -16,7 +16,7 @@ from common.perf.thresholds import thresholds
 
 H800 = HARDWARE["h800"]
 #: One layer; 1 head of 1 number (4 FLOPs a position), 2 bytes of KV a token; 50 weights, of which 40 are experts.
-TOY = ModelProfile("toy", 1, 1, GroupedQueryAttention(1, 1, 1, 1), 50, 10, 40, 1, 1000, 4, 1.0, 1.0)
+TOY = ModelProfile("toy", 1, GroupedQueryAttention(1, 1, 1, 1), 50, 10, 40, 1, 1000, 4, 1.0, 1.0)
 #: 100 FLOP/s, 10 bytes/s; linear layers reach half of the peak, everything else all of it; a layer costs 1 s.
 SLOW = Hardware(
     "slow",

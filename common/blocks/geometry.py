@@ -59,15 +59,6 @@ class BlockGeometry:
     def full_block_bytes(self) -> int:
         return self.num_layers * self.layer_block_bytes
 
-    def part_offset(self, name: str) -> int:
-        """Byte offset of a part inside a row. KeyError for an unknown name."""
-        offset = 0
-        for part in self.parts:
-            if part.name == name:
-                return offset
-            offset += part.num_bytes
-        raise KeyError(name)
-
     def layer_offset(self, layer: int) -> int:
         """Byte offset of a layer's Layer Block inside a Full Block."""
         return layer * self.layer_block_bytes

@@ -128,7 +128,6 @@ class ModelProfile:
 
     name: str
     layers: int
-    hidden: int
     attention: Attention
     active_params: float
     shared_params: float
@@ -148,11 +147,6 @@ class ModelProfile:
     def resident_bytes_per_token(self) -> int:
         """What a token takes in the memory of a GPU that decodes: index keys as well."""
         return self.layers * (self.attention.row_bytes + self.attention.index_bytes)
-
-    @property
-    def embedding_params(self) -> float:
-        """Weights of the embedding, and as many of the head."""
-        return float(self.vocab_size * self.hidden)
 
     @property
     def weight_bytes_a_gpu(self) -> float:
@@ -180,7 +174,6 @@ _MLA_ROW_BYTES = 512 + 16 + 128
 DS_660B = ModelProfile(
     name="ds-660b",  # DeepSeek V3.2
     layers=61,
-    hidden=7168,
     attention=LatentAttention(128, 512, 64, _MLA_ROW_BYTES, Indexer(64, 128, 2048, 128 + 4)),
     active_params=37e9,  # embeddings and head included: 74 GFLOP a token
     shared_params=18e9,  # attention 11.4, indexers 0.9, dense layers 1.2, shared experts 2.6, embeddings and head 1.9
@@ -195,7 +188,6 @@ DS_660B = ModelProfile(
 DS_27B = ModelProfile(
     name="ds-27b",
     layers=30,
-    hidden=2560,
     attention=LatentAttention(32, 512, 64, _MLA_ROW_BYTES, Indexer(32, 64, 1024, 64 + 4)),  # sizes of MLA assumed
     active_params=3.96e9,
     shared_params=2.7e9,  # attention 1.0, indexers 0.2, dense layer 0.1, shared experts 0.7, embeddings and head 0.7
@@ -210,7 +202,6 @@ DS_27B = ModelProfile(
 QWEN_32B = ModelProfile(
     name="qwen-32b",  # Qwen2.5-32B, KV in FP16, data-parallel: every GPU has all weights
     layers=64,
-    hidden=5120,
     attention=GroupedQueryAttention(heads=40, kv_heads=8, head_dim=128, element_bytes=2),
     active_params=32.0e9,  # without the embedding
     shared_params=32.8e9,  # in 8 bits: assumed, since 16 would leave a GPU no room for one context of 32K tokens

@@ -217,7 +217,6 @@ class Fabric:
                         direction,
                         traffic_class,
                         values["bytes"],
-                        values["packets"],
                         values["drops"],
                         values["backlog"],
                     )

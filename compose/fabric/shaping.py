@@ -91,7 +91,6 @@ class Counter:
     direction: Direction
     traffic_class: TrafficClass
     bytes: int
-    packets: int
     dropped_packets: int
     queued_bytes: int
 
