@@ -70,6 +70,12 @@ def test_the_description_names_what_binds():
     assert systems["basic"]["job_completion_s"] > systems["dualpath"]["job_completion_s"]
 
 
+def test_the_description_has_the_ratio_of_nodes_and_where_nothing_else_binds():
+    described = Plan(DS_660B, H800, 2, 4, TURN).describe()
+    assert described["prefill_per_decode"] == 0.5
+    assert described["bottleneck_free"] == pytest.approx((1 / 7, 7 / 2))
+
+
 def test_the_bottleneck_free_range():
     """The paper's node: 1/7 <= P/D <= 7/2. Four compute NICs: from 1/3 to min(2, 3/2, 7/2). DRAM of 150 GB/s: none."""
     assert bottleneck_free_range(8, 1, 50e9, 500e9) == pytest.approx((1 / 7, 7 / 2))

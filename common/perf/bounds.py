@@ -89,14 +89,22 @@ class Plan:
         return max(agents * turns / self.bound(system).turns_per_s, turns * self.turn_s(system))
 
     def describe(self, agents: int = 0, turns: int = 0) -> dict[str, object]:
-        """For a result's JSON. With agents and turns, least job completion times too."""
+        """For a result's JSON. With agents and turns, least job completion times too. bottleneck_free: between which
+        ratios of prefill to decode nodes nothing binds before the storage NICs do."""
         systems: dict[str, dict[str, object]] = {}
         for system in NEEDS:
             bound = self.bound(system)
             systems[system] = {"turns_per_s": bound.turns_per_s, "bound_by": str(bound.resource)}
             if agents and turns:
                 systems[system]["job_completion_s"] = self.job_completion_s(system, agents, turns)
-        return {"turns_per_s": {str(r): self.turns_per_s(r) for r in Resource}, "systems": systems}
+        node = self.hardware
+        free = bottleneck_free_range(node.gpus, node.snic_rate / node.cnic_rate, node.cnic_rate, node.dram_rate)
+        return {
+            "turns_per_s": {str(r): self.turns_per_s(r) for r in Resource},
+            "systems": systems,
+            "prefill_per_decode": self.prefill_nodes / self.decode_nodes,
+            "bottleneck_free": free,
+        }
 
     # -- parts --
 
