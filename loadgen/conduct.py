@@ -13,6 +13,7 @@ import uvloop
 from rich.console import Console
 
 from common.errors import ConfigError
+from common.results import check_result_file
 from loadgen.progress import OnRun, ProgressMode, runs_progress
 from loadgen.report import write_result
 from loadgen.tables import print_capacity, print_ratios, print_runs
@@ -31,8 +32,7 @@ def conduct(kind: str, play: Play, conclude: Conclude, out: Path | None, progres
     runs: list[Run] = []
     early = ""
     with errors():
-        if out is not None and not out.absolute().parent.is_dir():
-            raise ConfigError(f"result file {out}: no such directory: create {out.parent} first")
+        check_result_file(out)
         try:
             with runs_progress(progress) as on_run:
                 uvloop.run(play(on_run, runs.append))

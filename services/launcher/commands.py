@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from common.config import Config, load_config
 from common.errors import ConfigError, DualPathError
+from common.results import check_result_file
 from common.rundir import RunDirectory
 from common.workload.scaling import DEMO, Selection
 from common.workload.sessions import PACKAGED
@@ -137,8 +138,7 @@ def demo_command(
 
 
 async def _demo(spec: str, replayed: demo.Input, transport: str, out: Path | None) -> int:
-    if out is not None:
-        _check_directory(out)
+    check_result_file(out)
     config = load_config(
         overrides={
             "network.transport": transport,
@@ -186,7 +186,7 @@ def profile_command(
 
 
 async def _profile(spec: str, file: Path | None, workload: profile.Workload, out: Path) -> int:
-    _check_directory(out)
+    check_result_file(out)
     config = load_config(file)
     if config.model.profile:
         raise ConfigError(f"model.profile {config.model.profile!r} is a prediction: there is no model to measure")
@@ -220,11 +220,6 @@ async def _status(file: Path | None) -> int:
 def serve_command(context: typer.Context) -> None:
     """Run one process of a cluster: serve ROLE --config FILE [--name NAME]."""
     raise typer.Exit(serve.main(context.args))
-
-
-def _check_directory(out: Path) -> None:
-    if not out.absolute().parent.is_dir():
-        raise ConfigError(f"result file {out}: no such directory: create {out.parent} first")
 
 
 def _say(line: str) -> None:
