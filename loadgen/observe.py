@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from common.clock import monotonic
 from common.config import SecurityConfig
-from common.errors import DualPathError
+from common.errors import ConfigError, DualPathError
 from common.faults import Faults
 from common.messages import GetStatus, MemberStatus, Status
 from common.metrics import Metrics
 from common.rpc import Node
 
 CALL_S = 10.0
+FIRST_CALLS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class Sample:
 
 
 class Observer:
-    """Samples the scheduler at `control` every interval seconds, as an async context. missed: samples that did not come
-    in time."""
+    """Samples the scheduler at `control` every interval seconds, as an async context: there is a first sample once it
+    is entered, or ConfigError. missed: later samples that did not come in time."""
 
     def __init__(self, control: str, security: SecurityConfig, interval: float) -> None:
         self.samples: list[Sample] = []
@@ -41,7 +42,11 @@ class Observer:
         self._node = Node(f"observer.{secrets.token_hex(8)}", security, Metrics(), Faults([], "observer"))
 
     async def __aenter__(self) -> Observer:
-        await self._sample()
+        try:
+            await self._first_sample()
+        except BaseException:
+            await self._node.close()
+            raise
         self._task = asyncio.create_task(self._sample_regularly(), name="observer")
         return self
 
@@ -51,6 +56,18 @@ class Observer:
             await self._task
         await self._sample()
         await self._node.close()
+
+    async def _first_sample(self) -> None:
+        """What all counters are compared with. A sample that is late here is none that a run misses."""
+        for _ in range(FIRST_CALLS):
+            await self._sample()
+            if self.samples:
+                self.missed = 0
+                return
+        raise ConfigError(
+            f"the scheduler at {self._control} has not said what its members count, asked {FIRST_CALLS} times: "
+            "is this machine overloaded?"
+        )
 
     async def _sample_regularly(self) -> None:
         due = monotonic()
