@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,15 @@ from services.prefill.service import PrefillEngine
 from services.scheduler.service import Scheduler
 from services.storage_gateway.service import StorageGateway
 from services.traffic_manager.service import TrafficManager
+
+#: Token ids of a tiny model, without the special ones.
+VOCAB = range(3, 500)
+
+
+def random_prompt(source: int | random.Random, length: int) -> list[int]:
+    """source: a seed, or what to draw from."""
+    rng = source if isinstance(source, random.Random) else random.Random(source)
+    return [rng.choice(VOCAB) for _ in range(length)]
 
 
 def cluster_config(model: Path | str, blocks: Path, **overrides: Any) -> Config:

@@ -6,22 +6,15 @@ import random
 
 import pytest
 
-from services.engine.torch_backend.reference import Reference
-from tests.cluster import cluster_config, run_cluster
+from tests.cluster import VOCAB, cluster_config, run_cluster
 from tests.models import tiny_model
 
-VOCAB = range(3, 500)
 HOPS = ("load", "push", "handoff", "keep", "h2d")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return tiny_model(tmp_path_factory.mktemp("models"), "llama", num_hidden_layers=6)
-
-
-@pytest.fixture(scope="module")
-def reference(model):
-    return Reference(model)
 
 
 def snapshot(cluster, engine):

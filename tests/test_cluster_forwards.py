@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 
 from common.errors import DualPathError, ErrorCode
 from common.faults import Fault
-from services.engine.torch_backend.reference import Reference
 from services.traffic_manager.forward import Forward
-from tests.cluster import cluster_config, run_cluster
-from tests.models import tiny_model
-
-VOCAB = range(3, 500)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("models"), "llama")
-
-
-@pytest.fixture(scope="module")
-def reference(model):
-    return Reference(model)
-
-
-def random_prompt(seed, length):
-    rng = random.Random(seed)
-    return [rng.choice(VOCAB) for _ in range(length)]
+from tests.cluster import cluster_config, random_prompt, run_cluster
 
 
 @pytest.fixture

@@ -14,21 +14,7 @@ import pytest
 
 from common.errors import ErrorCode
 from common.types import Sampling
-from services.engine.torch_backend.reference import Reference
-from tests.cluster import cluster_config, run_cluster
-from tests.models import tiny_model
-
-VOCAB = range(3, 500)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("models"), "llama")
-
-
-@pytest.fixture(scope="module")
-def reference(model):
-    return Reference(model)
+from tests.cluster import VOCAB, cluster_config, run_cluster
 
 
 def resources():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import replace
 
 import pytest
@@ -13,28 +12,9 @@ from common.errors import ConfigError, DualPathError, ErrorCode
 from common.faults import Fault
 from common.messages import Cancel, GetStatus, Submit
 from common.types import Sampling
-from services.engine.torch_backend.reference import Reference
 from services.storage_gateway.service import StorageGateway
 from services.traffic_manager.staging import SlotQueue
-from tests.cluster import cluster_config, run_cluster
-from tests.models import tiny_model
-
-VOCAB = range(3, 500)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("models"), "llama")
-
-
-@pytest.fixture(scope="module")
-def reference(model):
-    return Reference(model)
-
-
-def random_prompt(seed, length):
-    rng = random.Random(seed)
-    return [rng.choice(VOCAB) for _ in range(length)]
+from tests.cluster import cluster_config, random_prompt, run_cluster
 
 
 async def test_a_call_of_a_one_way_message_is_refused(model, reference, tmp_path):

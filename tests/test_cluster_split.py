@@ -11,24 +11,10 @@ import pytest
 from common.faults import Fault
 from common.types import ReadPath, Sampling
 from services.decode.service import DecodeEngine
-from services.engine.torch_backend.reference import Reference
 from services.prefill.service import PrefillEngine
 from services.storage_gateway.reader import BlockReader
-from tests.cluster import cluster_config, run_cluster
-from tests.models import tiny_model
+from tests.cluster import cluster_config, random_prompt, run_cluster
 from tests.test_cluster_bytes import measure
-
-VOCAB = range(3, 500)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("models"), "llama")
-
-
-@pytest.fixture(scope="module")
-def reference(model):
-    return Reference(model)
 
 
 @pytest.fixture
@@ -51,11 +37,6 @@ def split_at(monkeypatch):
         pe_blocks = blocks
 
     return choose
-
-
-def random_prompt(seed, length):
-    rng = random.Random(seed)
-    return [rng.choice(VOCAB) for _ in range(length)]
 
 
 def block_file(blocks_dir, key):

@@ -7,10 +7,7 @@ import random
 import pytest
 
 from common.types import Sampling
-from services.engine.torch_backend.reference import Reference
-from tests.cluster import cluster_config, run_cluster
-from tests.models import tiny_model
-from tests.test_cluster_tokens import random_prompt
+from tests.cluster import cluster_config, random_prompt, run_cluster
 
 #: read side and layerwise prefill of: basic, basic+layerwise, +dual, dualpath, dualpath+split.
 SYSTEMS = [
@@ -22,19 +19,12 @@ SYSTEMS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    directory = tiny_model(tmp_path_factory.mktemp("models"))
-    return directory, Reference(directory)
-
-
 @pytest.mark.parametrize("batch_tokens", [512, 128])
 @pytest.mark.parametrize(("read_side", "layerwise"), SYSTEMS)
-async def test_turns_of_a_session(model, tmp_path, read_side, layerwise, batch_tokens):
-    directory, reference = model
+async def test_turns_of_a_session(model, reference, tmp_path, read_side, layerwise, batch_tokens):
     rng = random.Random(5)
     config = cluster_config(
-        directory,
+        model,
         tmp_path,
         scheduler__read_side=read_side,
         prefill__layerwise=layerwise,
@@ -50,13 +40,12 @@ async def test_turns_of_a_session(model, tmp_path, read_side, layerwise, batch_t
             history = prompt + outcome.tokens
 
 
-async def test_resident_requests_share_device_memory(model, tmp_path):
+async def test_resident_requests_share_device_memory(model, reference, tmp_path):
     """Three fit at a time, of twelve, half of which are cancelled: whoever has the memory gives it back."""
-    directory, reference = model
     rng = random.Random(7)
     prompts = [random_prompt(rng, 200) for _ in range(12)]
     config = cluster_config(
-        directory, tmp_path, prefill__layerwise=False, scheduler__read_side="pe_only", prefill__device_memory="640KiB"
+        model, tmp_path, prefill__layerwise=False, scheduler__read_side="pe_only", prefill__device_memory="640KiB"
     )
     async with run_cluster(config) as cluster:
         driver = cluster.driver

@@ -8,29 +8,11 @@ import random
 import pytest
 
 from common.types import Sampling
-from services.engine.torch_backend.reference import Reference
-from tests.cluster import cluster_config, run_cluster
-from tests.models import tiny_model
+from tests.cluster import cluster_config, random_prompt, run_cluster
 from tests.test_cluster_bytes import measure
 from tests.test_cluster_faults import corrupt_one_byte
 
-VOCAB = range(3, 500)
 BLOCK = 4 * 64 * 2 * 2 * 16 * 4  # bytes: layers, tokens, K and V, heads, width, float32
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("models"), "llama")
-
-
-@pytest.fixture(scope="module")
-def reference(model):
-    return Reference(model)
-
-
-def random_prompt(seed, length):
-    rng = random.Random(seed)
-    return [rng.choice(VOCAB) for _ in range(length)]
 
 
 def tiered(model, blocks_dir, tier_blocks, **overrides):

@@ -11,11 +11,10 @@ from common.faults import Fault
 from common.types import Sampling, hit_block_limit
 from services.engine.torch_backend.memory import TensorMemory
 from services.engine.torch_backend.reference import Reference
-from tests.cluster import cluster_config, run_cluster
+from tests.cluster import cluster_config, random_prompt, run_cluster
 from tests.models import EOS_ID, FAMILIES, tiny_model
 
 PREFIXES = (0, 1, 63, 64, 65, 127, 128, 640, 641)
-VOCAB = range(3, 500)
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +30,6 @@ def models(tmp_path_factory):
         return loaded[family]
 
     return get
-
-
-def random_prompt(rng, length):
-    return [rng.choice(VOCAB) for _ in range(length)]
 
 
 @pytest.mark.parametrize("read_side", ["pe_only", "de_only"])

@@ -17,17 +17,6 @@ from services.engine.torch_backend.reference import Reference
 from services.frontend.service import Frontend
 from tests.cluster import Cluster, cluster_config, run_cluster
 from tests.frontend_harness import events_of
-from tests.models import tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def reference(model: Path) -> Reference:
-    return Reference(model)
 
 
 @asynccontextmanager

@@ -15,11 +15,6 @@ from tests.launch_harness import launched, refusal
 from tests.models import tiny_model
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture
 def taken_port() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -19,15 +19,9 @@ import psutil
 import pytest
 
 from tests.launch_harness import Launched, launched
-from tests.models import tiny_model
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
 CONTROL_BYTES = 80 << 20
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

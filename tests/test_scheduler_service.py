@@ -6,19 +6,11 @@ import asyncio
 import random
 from dataclasses import replace
 
-import pytest
-
 from common.messages import Assign, EngineLoad, Fetch
 from common.types import ReadPath, Sampling
 from services.scheduler.policy import Fetched, Load, RequestArrived
 from services.scheduler.policy.record import read_record
 from tests.cluster import cluster_config, run_cluster
-from tests.models import tiny_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return tiny_model(tmp_path_factory.mktemp("models"), "llama")
 
 
 def recorded(path, kind):
