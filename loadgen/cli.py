@@ -12,6 +12,7 @@ import uvloop
 from rich.console import Console
 
 from common.errors import ConfigError
+from common.results import check_result_file
 from common.workload.scaling import Selection, Workload
 from common.workload.sessions import PACKAGED
 from loadgen.conduct import errors
@@ -169,8 +170,7 @@ register(app)
 def _execute(options: Options, plan: Callable[[Workload], Plan], out: Path | None) -> None:
     """Run, print, write. Exit status: 0, 1 if no turn ended well, 2 if it could not start, 130 if interrupted."""
     try:
-        if out is not None and not out.absolute().parent.is_dir():
-            raise ConfigError(f"result file {out}: no such directory: create {out.parent} first")
+        check_result_file(out)
         result = uvloop.run(run(options, plan))
         print_report(result, Console())
         if out is not None:

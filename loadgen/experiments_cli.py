@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from common.errors import ConfigError
+from compose.fabric import parse_shape
 from loadgen import jobs, rates
 from loadgen.conduct import Run, conduct, errors
 from loadgen.experiment import Setting
@@ -37,7 +38,7 @@ from loadgen.options import (
     Windows,
 )
 from loadgen.progress import OnRun, ProgressMode
-from loadgen.sizes import FULL, QUICK, Axis, Size, parse_shape, varied
+from loadgen.sizes import FULL, QUICK, Axis, Size, varied
 from loadgen.systems import CHAIN, SYSTEMS
 from loadgen.workload import Source, chosen
 

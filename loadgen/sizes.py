@@ -10,8 +10,6 @@ from common.errors import ConfigError
 from compose.fabric import parse_shape
 from loadgen.experiment import Setting
 
-__all__ = ["FULL", "QUICK", "Axis", "Size", "parse_shape", "varied"]
-
 
 @dataclass(frozen=True, slots=True)
 class Size:
