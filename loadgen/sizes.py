@@ -31,7 +31,7 @@ class Size:
 
 
 FULL = Size(agents=128, windows=320, turns=4, rounds=3, duration_s=60.0, trials=7)
-QUICK = Size(agents=48, windows=96, turns=3, rounds=1, duration_s=20.0, trials=3)
+QUICK = Size(agents=48, windows=96, turns=3, rounds=1, duration_s=14.0, trials=3)
 
 
 class Axis(StrEnum):
