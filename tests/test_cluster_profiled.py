@@ -96,11 +96,11 @@ def test_rounds():
     assert set(rounds.open()) == {"a", "b"}
     rounds.meet("c", meet("c"))
     assert rounds.open() == {}
-    rounds.part("a")
+    rounds.part("a", False)
     rounds.meet("a", meet("a"))
     assert rounds.open() == {}
     rounds.forget("b")
     assert set(rounds.open()) == {"a", "c"}
-    rounds.part("a")
+    rounds.part("a", False)
     rounds.forget("c")
     assert rounds.open() == {} and not rounds.computing

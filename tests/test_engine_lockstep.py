@@ -58,8 +58,8 @@ async def test_who_gave_up_is_in_no_later_round():
     a, b = group.engines["a"], group.engines["b"]
     assert await a.meet(1.0, 1) == 1.0
     assert await b.meet(2.0, 1) == 2.0
-    b.part()
-    a.part()
+    b.part(False)
+    a.part(False)
     assert await a.meet(3.0, 1) == 3.0
     assert a._rounds.computing == {"a.1"} and not a._answers and not a._rounds.waiting
 
@@ -79,6 +79,29 @@ async def test_a_round_ends_where_it_began():
     waiting = asyncio.create_task(b.meet(2.0, 1))
     await asyncio.sleep(0)
     group.leader = member("a")
-    c.part()
+    c.part(False)
     async with asyncio.timeout(10):
         assert await waiting == 2.0
+
+
+async def test_who_has_another_forward_is_waited_for():
+    """b said so and is late: a's next round begins with it, and both take the time of the slower."""
+    group = Group("a", "b")
+    a, b = group.engines["a"], group.engines["b"]
+    first = await asyncio.gather(a.meet(1.0, 1), b.meet(1.0, 1))
+    a.part(True)
+    b.part(True)
+    early = asyncio.create_task(a.meet(2.0, 1))
+    await asyncio.sleep(0.05)  # longer than a round waits for those of whom it knows nothing
+    assert await b.meet(5.0, 1) == await early == 5.0
+    assert first == [1.0, 1.0]
+
+
+async def test_who_does_not_come_is_not_waited_for_long():
+    group = Group("a", "b")
+    a, b = group.engines["a"], group.engines["b"]
+    await asyncio.gather(a.meet(1.0, 1), b.meet(1.0, 1))
+    a.part(True)
+    b.part(True)
+    async with asyncio.timeout(10):
+        assert await a.meet(2.0, 1) == 2.0

@@ -222,6 +222,7 @@ class Met:
 @message
 @dataclass(frozen=True, slots=True)
 class Part:
-    """profiled engine -> the leader of its group: its forward is computed."""
+    """profiled engine -> the leader of its group: its forward is computed; more: it has another one."""
 
     incarnation: str
+    more: bool

@@ -18,6 +18,8 @@ from common.rpc import Node, Peer
 
 #: A round waits so long, in seconds, for those whose last forward ended just now. It begins at once when all are there.
 GATHER_S = 0.01
+#: And so long for those who have said that they have another one.
+EXPECT_S = 0.25
 
 
 @dataclass(slots=True)
@@ -26,19 +28,24 @@ class Rounds:
 
     waiting: dict[str, Meet] = field(default_factory=dict)
     computing: set[str] = field(default_factory=set)
+    expected: set[str] = field(default_factory=set)
 
     def meet(self, engine: str, forward: Meet) -> None:
         """It has a forward to compute, and so has ended the one before."""
         self.computing.discard(engine)
+        self.expected.discard(engine)
         self.waiting[engine] = forward
 
-    def part(self, engine: str) -> None:
-        """It is through with its forward, or gone."""
+    def part(self, engine: str, more: bool) -> None:
+        """It is through with its forward; more: another one is planned already."""
         self.computing.discard(engine)
+        if more:
+            self.expected.add(engine)
 
     def forget(self, engine: str) -> None:
         """It has left."""
         self.computing.discard(engine)
+        self.expected.discard(engine)
         self.waiting.pop(engine, None)
 
     def open(self) -> dict[str, Meet]:
@@ -46,6 +53,7 @@ class Rounds:
         if self.computing:
             return {}
         begun, self.waiting = self.waiting, {}
+        self.expected.clear()
         self.computing = set(begun)
         return begun
 
@@ -80,7 +88,7 @@ class Lockstep:
         self._slowest = metrics.counter("group_attention_max_seconds", "Attention of the slowest engine, over rounds")
         self._mean = metrics.counter("group_attention_mean_seconds", "Attention of the mean engine, over rounds")
         node.on(Meet, self._on_meet)
-        node.on(Part, lambda msg, peer: self._part(msg.incarnation))
+        node.on(Part, lambda msg, peer: self._part(msg.incarnation, msg.more))
 
     async def meet(self, attention_s: float, tokens: int) -> float:
         """Wait for our round; how long its forward takes. Alone, if the leader cannot be reached or no round begins."""
@@ -94,14 +102,15 @@ class Lockstep:
             return attention_s + self._linear_s(tokens)
         return met.seconds
 
-    def part(self) -> None:
-        """Our forward is computed. Whoever leads by now, it is the leader of that round who waits for us."""
+    def part(self, more: bool) -> None:
+        """Our forward is computed; more: we have another one. Whoever leads by now, it is the leader of that round who
+        waits for us."""
         leader = self._met_at
         if leader.incarnation == self._me.incarnation:
-            self._part(self._me.incarnation)
+            self._part(self._me.incarnation, more)
             return
         try:
-            self._node.link(leader.control).send(Part(self._me.incarnation))
+            self._node.link(leader.control).send(Part(self._me.incarnation, more))
         except DualPathError:
             return  # it is gone, and with it the round
 
@@ -129,26 +138,29 @@ class Lockstep:
                 del self._answers[forward.incarnation]
                 self._rounds.forget(forward.incarnation)
 
-    def _part(self, engine: str) -> None:
-        self._rounds.part(engine)
+    def _part(self, engine: str, more: bool) -> None:
+        self._rounds.part(engine, more)
         self._open_soon()
 
     def _open_soon(self) -> None:
-        if self._rounds.computing or not self._rounds.waiting:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        rounds = self._rounds
+        if rounds.computing or not rounds.waiting:
             return
-        if self._group_size() == len(self._rounds.waiting):
+        if self._group_size() == len(rounds.waiting):
             self._open()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._open)
+        else:
+            patience_s = EXPECT_S if rounds.expected else GATHER_S
+            self._timer = asyncio.get_running_loop().call_later(patience_s, self._open)
 
     def _group_size(self) -> int:
         same = [self._me.role, self._me.group]
         return 1 + sum([other.role, other.group] == same for other in self._members.values())
 
     def _open(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer = None
         begun = self._rounds.open()
         if not begun:
             return

@@ -53,8 +53,6 @@ class ProfiledBackend:
         if self._lockstep is not None:
             seconds = await self._lockstep.meet(time.attention_s, sum(sequence.place.new for sequence in batch))
         await self._pass_steps(steps, seconds * self._time_factor)
-        if self._lockstep is not None:
-            self._lockstep.part()
         return [
             None if sequence.sampling is None else self._token(sequence.place.cached + sequence.place.new)
             for sequence in batch

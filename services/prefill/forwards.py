@@ -114,6 +114,11 @@ class Forwards:
         """The next forward to compute, FIFO, or None."""
         raise NotImplementedError
 
+    @property
+    def planned(self) -> bool:
+        """Another forward is there to be computed."""
+        raise NotImplementedError
+
     def computed(self, run: Run) -> None:
         """The back end is through with it, and its first tokens are out."""
         raise NotImplementedError

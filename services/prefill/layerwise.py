@@ -41,6 +41,10 @@ class Layerwise(Forwards):
         run, self._ahead = self._ahead or self._plan(), None
         return run
 
+    @property
+    def planned(self) -> bool:
+        return self._ahead is not None
+
     def computed(self, run: Run) -> None:
         for forward in run.forwards:
             forward.computed = True

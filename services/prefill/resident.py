@@ -83,6 +83,10 @@ class Resident(Forwards):
         steps.open(0)
         return Run(forwards, sequences[: len(batch)], batch, steps)
 
+    @property
+    def planned(self) -> bool:
+        return any(sequence.chunk is None or not sequence.chunk.last for sequence in self._loaded_order)
+
     def computed(self, run: Run) -> None:
         for sequence in run.sequences:
             resident, chunk = self._resident[sequence], sequence.chunk

@@ -168,6 +168,8 @@ class PrefillEngine(EngineService[Sequence]):
                 run.steps.computed(step)
             return
         tokens = await self.backend.prefill(run.batch, run.steps)
+        if self._lockstep is not None:
+            self._lockstep.part(self.forwards.planned)
         if (attention_s := self.backend.attention_s) is not None:
             self._attention.inc(sum(attention_s(piece.place.cached, piece.place.new) for piece in run.batch))
         for sequence, token in zip(run.sequences, tokens, strict=True):
