@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -35,13 +37,26 @@ def conduct(kind: str, play: Play, conclude: Conclude, out: Path | None, progres
         check_result_file(out)
         try:
             with runs_progress(progress) as on_run:
-                uvloop.run(play(on_run, runs.append))
+                if uvloop.run(_interrupted(play(on_run, runs.append))):
+                    raise KeyboardInterrupt
         except (ConfigError, KeyboardInterrupt) as error:
             early = str(error) or "interrupted"
             raise
         finally:
             if runs:
                 _tell({"kind": kind, **({"ended_early": early} if early else {}), **conclude(runs)}, out)
+
+
+async def _interrupted(work: Coroutine[Any, Any, None]) -> bool:
+    """Run work to its end, or until SIGINT or SIGTERM, which cancels it: True then, once its clusters are gone."""
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    await asyncio.wait({task})
+    if task.cancelled():
+        return True
+    task.result()
+    return False
 
 
 def _tell(result: dict[str, Any], out: Path | None) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import subprocess
 import sys
 
 import pytest
 
+from common.clock import monotonic
 from common.config import load_config
 from common.errors import ConfigError
 from common.messages import Meet
 from common.types import Sampling
+from services.engine.backend import Steps
 from services.engine.lockstep import Rounds
+from services.engine.profiled import ProfiledBackend
 from tests.cluster import cluster_config, run_cluster
 from tests.launch_harness import REPOSITORY
 
@@ -42,6 +46,7 @@ def test_engines_do_not_load_torch(role):
     """Nor transformers: what a profiled engine's process imports, and opens a back end with."""
     script = f"""
 import asyncio, sys
+from common.clock import monotonic
 from common.config import load_config
 from services.engine.service import open_backend
 import services.{role}.service
@@ -104,3 +109,18 @@ def test_rounds():
     rounds.part("a", False)
     rounds.forget("c")
     assert rounds.open() == {} and not rounds.computing
+
+
+async def test_a_forward_that_waited_for_its_round_computes_only_then(tmp_path):
+    """Its layers were loaded long before: that time was not spent on them. 0.1 s of compute ends 0.1 s after the round
+    begins, by the schedule."""
+    config = load_config(None, {"model.profile": "ds-27b", "prefill.device_memory": "1MiB"})
+    backend = ProfiledBackend(config, config.prefill, "engine")
+    steps = Steps(8, 4, lambda step: None, 10.0)
+    for step in range(len(steps)):
+        steps.open(step)
+    await asyncio.sleep(0.2)
+    begun = monotonic()
+    await backend._pass_steps(steps, 0.1)
+    await backend.close()
+    assert backend._busy_until - begun >= 0.1

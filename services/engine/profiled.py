@@ -59,10 +59,13 @@ class ProfiledBackend:
         ]
 
     async def _pass_steps(self, steps: Steps, total_s: float) -> None:
-        """Each step takes its layers' share of the time, from when it is loaded and the one before it is done."""
+        """Each step takes its layers' share of the time, from when it is loaded and the one before it is done; the first
+        of them from now on, however long ago it was loaded."""
+        begun = monotonic()
         per_layer = total_s / steps.num_layers
         for step in range(len(steps)):
-            await self._work(await steps.opened(step), len(steps.layers(step)) * per_layer)
+            since = max(begun, await steps.opened(step))
+            await self._work(since, len(steps.layers(step)) * per_layer)
             steps.computed(step)
 
     async def decode(self, batch: Sequence[DecodeSequence]) -> list[int]:
