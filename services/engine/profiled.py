@@ -59,8 +59,8 @@ class ProfiledBackend:
         ]
 
     async def _pass_steps(self, steps: Steps, total_s: float) -> None:
-        """Each step takes its layers' share of the time, from when it is loaded and the one before it is done; the first
-        of them from now on, however long ago it was loaded."""
+        """Each step takes its layers' share of the time, from when it is loaded and the one before it is done; but the
+        first one from now on, however long ago it was loaded."""
         begun = monotonic()
         per_layer = total_s / steps.num_layers
         for step in range(len(steps)):
