@@ -6,8 +6,6 @@ adds views.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from common.blocks.geometry import BlockGeometry
 from common.errors import ConfigError
 from common.transport.memory import Memory
@@ -42,17 +40,6 @@ class DeviceMemory:
         if num_bytes > self.budget:
             raise RuntimeError(f"{num_bytes} bytes of KV do not fit device memory of {self.budget} bytes")
         self.peak_bytes = max(self.peak_bytes, num_bytes)
-
-    @property
-    def mirrored(self) -> bool:
-        """What is computed on are not the segment's own bytes: pages have to be pulled and pushed."""
-        return False
-
-    def pull_pages(self, pages: Sequence[int]) -> None:
-        """Bring what transports wrote into these pages to where it is computed on."""
-
-    def push_pages(self, pages: Sequence[int]) -> None:
-        """Bring these pages to the segment, where transports read."""
 
     def close(self) -> None:
         """Free the segment. Idempotent."""

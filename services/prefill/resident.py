@@ -117,10 +117,8 @@ class Resident(Forwards):
         (sequence,) = forward.sequences
         resident = self._resident[sequence]
         resident.loaded = True
-        if sequence.dropped:
+        if sequence.dropped or sequence.key in forward.failed:  # one that failed is lost when this is drained
             self._leave(forward)
-        elif sequence.key in forward.failed:
-            self._leave(forward)  # it is lost when that is drained
         else:
             self._loaded_order[sequence] = None
             self.host.wake()
