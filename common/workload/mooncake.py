@@ -10,20 +10,17 @@ trace without any times starts all at once.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
+from common.workload.rows import BadRow, json_object, read_rows, refuse
 from common.workload.text import IdText
 from common.workload.trajectories import Trajectory, Turn
 
 TRACE_BLOCK_TOKENS = 512
-
-_SHOWN = 5
-
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
@@ -36,19 +33,9 @@ class TraceRequest:
     shared: int
 
 
-class _BadRow(Exception):
-    """Why a line is refused."""
-
-
 def read_trace(path: Path) -> list[TraceRequest]:
     """Read a file. ConfigError if it cannot be read, holds no request, or has bad rows (line numbers and reasons)."""
-    try:
-        with path.open(encoding="utf-8") as lines:
-            return parse_trace(lines, str(path))
-    except OSError as error:
-        raise ConfigError(f"trace {path}: {error.strerror}: give an existing file") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"trace {path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    return read_rows(path, "trace", "give an existing file", parse_trace)
 
 
 def parse_trace(lines: Iterable[str], source: str) -> list[TraceRequest]:
@@ -66,18 +53,16 @@ def parse_trace(lines: Iterable[str], source: str) -> list[TraceRequest]:
             if timed is None:
                 timed = at_ms is not None
             if timed != (at_ms is not None):
-                raise _BadRow("has no timestamp, others do" if timed else "has a timestamp, others do not")
+                raise BadRow("has no timestamp, others do" if timed else "has a timestamp, others do not")
             if at_ms is not None and at_ms < latest:
-                raise _BadRow(f"timestamp {at_ms} is before {latest}, that of an earlier row: sort the trace")
-        except _BadRow as reason:
+                raise BadRow(f"timestamp {at_ms} is before {latest}, that of an earlier row: sort the trace")
+        except BadRow as reason:
             bad.append(f"line {number}: {reason}")
             continue
         latest = at_ms or 0
         trajectory = Trajectory(f"request-{len(requests)}", (Turn(0, prompt, generate),))
         requests.append(TraceRequest(latest / 1000, trajectory, ids, seen.add(ids, prompt)))
-    if bad:
-        more = f"; and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-        raise ConfigError(f"trace {source}: {len(bad)} bad rows: {'; '.join(bad[:_SHOWN])}{more}")
+    refuse("trace", source, bad)
     if not requests:
         raise ConfigError(f"trace {source} holds no request")
     return requests
@@ -140,27 +125,22 @@ class _Prefixes:
 
 def _row(line: str) -> tuple[int | None, int, int, tuple[int, ...]]:
     """Timestamp in ms, prompt, generation, ids."""
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise _BadRow(f"not JSON ({error})") from None
-    if not isinstance(row, dict):
-        raise _BadRow("not a JSON object")
+    row = json_object(line)
     at_ms = row.get("timestamp")
     if at_ms is not None and (type(at_ms) is not int or at_ms < 0):
-        raise _BadRow(f"timestamp must be whole milliseconds of at least 0, not {at_ms!r}: is it in seconds?")
+        raise BadRow(f"timestamp must be whole milliseconds of at least 0, not {at_ms!r}: is it in seconds?")
     prompt, generate = _length(row, "input_length"), _length(row, "output_length")
     ids = row.get("hash_ids")
     if not isinstance(ids, list) or not all(type(hash_id) is int for hash_id in ids):
-        raise _BadRow("hash_ids must be a list of whole numbers")
+        raise BadRow("hash_ids must be a list of whole numbers")
     blocks = -(-prompt // TRACE_BLOCK_TOKENS)
     if len(ids) != blocks:
-        raise _BadRow(f"{len(ids)} hash_ids, but {prompt} tokens are {blocks} blocks of {TRACE_BLOCK_TOKENS}")
+        raise BadRow(f"{len(ids)} hash_ids, but {prompt} tokens are {blocks} blocks of {TRACE_BLOCK_TOKENS}")
     return at_ms, prompt, generate, tuple(ids)
 
 
 def _length(row: dict[str, Any], key: str) -> int:
     length = row.get(key)
     if type(length) is not int or length < 1:
-        raise _BadRow(f"{key} must be a whole number of at least 1, not {length!r}")
+        raise BadRow(f"{key} must be a whole number of at least 1, not {length!r}")
     return length

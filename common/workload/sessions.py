@@ -11,7 +11,6 @@ first of them is kept. What the replay form cannot express is settled here, and 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
+from common.workload.rows import BadRow, json_object, read_rows, refuse
 from common.workload.trajectories import Trajectory, Turn
 
 #: The sessions that come with the package; its header line says where they are from and under which licence.
 PACKAGED = Path(__file__).with_name("data") / "agent_sessions.jsonl"
-
-_SHOWN = 5
-
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
@@ -38,19 +35,9 @@ class Sessions:
     raised: int = 0
 
 
-class _BadRow(Exception):
-    """Why a line is refused."""
-
-
 def read_sessions(path: Path) -> Sessions:
     """Read a file. ConfigError if it cannot be read, holds no session, or has bad rows (line numbers and reasons)."""
-    try:
-        with path.open(encoding="utf-8") as lines:
-            return parse_sessions(lines, str(path))
-    except OSError as error:
-        raise ConfigError(f"sessions file {path}: {error.strerror}: give an existing file with --sessions") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"sessions file {path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    return read_rows(path, "sessions file", "give an existing file with --sessions", parse_sessions)
 
 
 def parse_sessions(lines: Iterable[str], source: str) -> Sessions:
@@ -64,17 +51,17 @@ def parse_sessions(lines: Iterable[str], source: str) -> Sessions:
         if not line.strip():
             continue
         try:
-            row = _object(line)
+            row = json_object(line)
             if number == 1 and "source" in row and "turns" not in row:
                 header = row
                 continue
             trajectory, more_clipped, more_raised = _trajectory(row)
             fork = row.get("dup")
             if fork is not None and not isinstance(fork, str):
-                raise _BadRow('"dup" must be a string or null')
+                raise BadRow('"dup" must be a string or null')
             if trajectory.name in trajectories:
-                raise _BadRow(f"id {trajectory.name!r} appears twice")
-        except _BadRow as reason:
+                raise BadRow(f"id {trajectory.name!r} appears twice")
+        except BadRow as reason:
             bad.append(f"line {number}: {reason}")
             continue
         if fork in forks:
@@ -85,40 +72,28 @@ def parse_sessions(lines: Iterable[str], source: str) -> Sessions:
         trajectories[trajectory.name] = trajectory
         clipped += more_clipped
         raised += more_raised
-    if bad:
-        more = f"; and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
-        raise ConfigError(f"sessions file {source}: {len(bad)} bad rows: {'; '.join(bad[:_SHOWN])}{more}")
+    refuse("sessions file", source, bad)
     if not trajectories:
         raise ConfigError(f"sessions file {source} holds no session")
     return Sessions(tuple(trajectories.values()), header, duplicates, clipped, raised)
-
-
-def _object(line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise _BadRow(f"not JSON ({error})") from None
-    if not isinstance(row, dict):
-        raise _BadRow("not a JSON object")
-    return row
 
 
 def _trajectory(row: dict[str, Any]) -> tuple[Trajectory, int, int]:
     """The trajectory of one row, with how many contexts were clipped and how many generations raised to 1."""
     name, rows = row.get("id"), row.get("turns")
     if not isinstance(name, str) or not name:
-        raise _BadRow('"id" must be a non-empty string')
+        raise BadRow('"id" must be a non-empty string')
     if not isinstance(rows, list) or not rows:
-        raise _BadRow('"turns" must be a non-empty list')
+        raise BadRow('"turns" must be a non-empty list')
     turns: list[Turn] = []
     clipped = raised = history = 0
     for index, values in enumerate(rows):
         context, append, generate, think_s, kind = _turn(values, index)
         if (kind == "f") != (index == 0) or (index == 0 and context != 0):
-            raise _BadRow(f"turn {index}: exactly the first turn has kind f and context 0")
+            raise BadRow(f"turn {index}: exactly the first turn has kind f and context 0")
         if context > history:
             if kind == "a":
-                raise _BadRow(f"turn {index}: context {context} exceeds the {history} tokens of history")
+                raise BadRow(f"turn {index}: context {context} exceeds the {history} tokens of history")
             append += context - history
             context = history
             clipped += 1
@@ -132,15 +107,15 @@ def _trajectory(row: dict[str, Any]) -> tuple[Trajectory, int, int]:
 
 def _turn(values: object, index: int) -> tuple[int, int, int, float, str]:
     if not isinstance(values, list) or len(values) != 6:
-        raise _BadRow(f"turn {index}: not a list of ctx, append, gen, think_s, api_s, kind")
+        raise BadRow(f"turn {index}: not a list of ctx, append, gen, think_s, api_s, kind")
     context, append, generate, think_s, _, kind = values
     for what, length, least in (("ctx", context, 0), ("append", append, 1), ("gen", generate, 0)):
         if type(length) is not int or length < least:
-            raise _BadRow(f"turn {index}: {what} must be a whole number of at least {least}, not {length!r}")
+            raise BadRow(f"turn {index}: {what} must be a whole number of at least {least}, not {length!r}")
     if think_s is None:
         think_s = 0.0
     if type(think_s) not in (int, float) or not math.isfinite(think_s) or think_s < 0:
-        raise _BadRow(f"turn {index}: think_s must be null or seconds of at least 0, not {think_s!r}")
+        raise BadRow(f"turn {index}: think_s must be null or seconds of at least 0, not {think_s!r}")
     if kind not in ("f", "a", "b"):
-        raise _BadRow(f"turn {index}: kind must be f, a or b, not {kind!r}")
+        raise BadRow(f"turn {index}: kind must be f, a or b, not {kind!r}")
     return context, append, generate, float(think_s), kind
