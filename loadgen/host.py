@@ -15,8 +15,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class HostMeter:
-    """Measures while it is entered. cpu: share of all cores that was busy, with whatever else ran on them; lags: how
-    late the event loop woke up, seconds, one value every SAMPLE_S."""
+    """Measures while it is entered. cpu: share of all cores that was busy, with whatever else ran on them but programs
+    of lower priority (nice), which give way; lags: how late the event loop woke up, seconds, one every SAMPLE_S."""
 
     def __init__(self) -> None:
         self.cpu = 0.0
@@ -44,8 +44,8 @@ class HostMeter:
 def _cpu_ticks() -> tuple[int, int]:
     """(busy, all) ticks of all cores since the machine started."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    idle = fields[3] + fields[4]
-    return sum(fields) - idle, sum(fields)
+    nice, idle = fields[1], fields[3] + fields[4]
+    return sum(fields) - nice - idle, sum(fields)
 
 
 def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
