@@ -10,11 +10,12 @@ from typing import Any, cast
 
 from common.rundir import RunDirectory
 from loadgen.experiment import Setting, interleaved, store_directory
+from loadgen.load import Offline
 from loadgen.measure import Slo
 from loadgen.placement import placed
 from loadgen.progress import OnRun
 from loadgen.systems import BOUND_AS, SYSTEMS
-from loadgen.trial import Offline, trial
+from loadgen.trial import trial
 
 #: Pairs whose ratio of job completion times has a name in `ratios` (where both systems ran): all to these two.
 REFERENCES = ("dualpath", "oracle")

@@ -5,20 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from common.errors import ConfigError
 from common.workload.arrivals import gamma_arrivals
 from common.workload.trajectories import Trajectory
 from loadgen.agent import Agent, sleep_until
-
-
-class Arrival(NamedTuple):
-    """A trajectory that starts `at` seconds after the run does. name: its own, so that no two share text."""
-
-    at: float
-    name: str
-    trajectory: Trajectory
+from loadgen.load import Arrival
 
 
 def schedule(

@@ -16,12 +16,12 @@ from loadgen.capacity import Search
 from loadgen.experiment import Setting, store_directory
 from loadgen.jobs import plain
 from loadgen.lab import Lab
+from loadgen.load import Arrival, Online
 from loadgen.measure import Slo
-from loadgen.online import Arrival
 from loadgen.placement import placed
 from loadgen.progress import OnRun
 from loadgen.systems import BOUND_AS
-from loadgen.trial import Online, trial
+from loadgen.trial import trial
 
 #: The first rate of a search, as a share of what the planner's formula allows.
 FIRST_SHARE = 0.6

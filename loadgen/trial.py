@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +19,16 @@ from loadgen.capacity import verdict
 from loadgen.client import Client, Completion, ensure_descriptors
 from loadgen.host import HostMeter, cpu_seconds
 from loadgen.lab import Lab
+from loadgen.load import Arrival, Load, Offline, Online
 from loadgen.measure import RunLog, Slo, TurnRecord
 from loadgen.observe import Observer
-from loadgen.online import Arrival, online
+from loadgen.online import online
 from loadgen.outcome import Witness, outcome, unstretched
 from loadgen.placement import CONTROL
 from loadgen.progress import OnTurn
 from loadgen.prompt import History
 from loadgen.replay import replay
 
-
-@dataclass(frozen=True, slots=True)
-class Offline:
-    """agents start at once; each plays one trajectory after another. The run ends once the last trajectory has started:
-    so long all agents were active. whole: once all have ended."""
-
-    trajectories: tuple[Trajectory, ...]
-    agents: int
-    whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Online:
-    """Each trajectory starts at its time, in real seconds. The run ends after until_s: by then every turn that was due
-    before the last arrival has had its first token, or has missed the objective. It is given up before once more than
-    `misses` turns have missed that: by then it is hopeless."""
-
-    arrivals: tuple[Arrival, ...]
-    until_s: float
-    misses: int
-
-    @property
-    def trajectories(self) -> tuple[Trajectory, ...]:
-        return tuple(replace(arrival.trajectory, name=arrival.name) for arrival in self.arrivals)
-
-
-Load = Offline | Online
 POLL_S = 0.1
 #: Real seconds without a turn that ends, at the start and later, after which something must be broken.
 FIRST_S, STALL_S = 60.0, 300.0

@@ -19,11 +19,11 @@ from common.rundir import RunDirectory
 from common.workload.hits import hits
 from common.workload.trajectories import Trajectory, Turn
 from loadgen.lab import Lab
+from loadgen.load import Arrival, Load, Offline, Online
 from loadgen.measure import Slo
-from loadgen.online import Arrival
 from loadgen.placement import LocalPlacement
 from loadgen.systems import BOUND_AS
-from loadgen.trial import Load, Offline, Online, trial
+from loadgen.trial import trial
 
 #: Each finds 640 tokens in storage on its first turn, and 704 on its second one.
 WINDOWS = tuple(

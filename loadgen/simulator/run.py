@@ -1,0 +1,7 @@
+"""The run."""
+
+from __future__ import annotations
+
+
+class Simulation:
+    """See scenario.Happening."""
