@@ -13,7 +13,7 @@ import msgpack
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 #: Raised by one on every incompatible change of a message or of the data plane.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 #: Largest control frame, bytes: room for a prompt of a few million tokens, no more. Bulk bytes never travel here.
 MAX_FRAME_BYTES = 32 << 20
 MAX_ITEMS = 1 << 20

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from common.finish import finish_reason
 from common.types import FinishReason, Sampling
-from services.engine.torch_backend.sampler import sample
+from services.engine.torch_backend import sampler
 
 VOCAB = 50
 EOS = {2, 3}
+
+
+def sample(logits: torch.Tensor, requests: Sequence[tuple[Sampling, int]], eos_ids: set[int]) -> list[int]:
+    return [sampled.token for sampled in sampler.sample(logits, requests, eos_ids)]
 
 
 def logits_of(probabilities: list[float]) -> torch.Tensor:
@@ -100,6 +107,39 @@ def test_min_tokens_holds_back_the_end() -> None:
     assert at(0, stop_token_ids=(9, VOCAB, -1)) == 11, "tokens that do not exist are ignored"
     hot = [(Sampling(100, min_tokens=100, temperature=5.0, stop_token_ids=(9,)), index) for index in range(100)]
     assert not set(sample(row.expand(100, -1).clone(), hot, EOS)) & {2, 3, 9}
+
+
+def test_bias_moves_the_choice_and_comes_before_the_ban() -> None:
+    row = torch.zeros(1, VOCAB)
+    row[0, 9], row[0, 11] = 7.0, 6.0
+
+    def at(index: int, *bias: tuple[int, float], **settings: object) -> int:
+        return sample(row.clone(), [(Sampling(10, logit_bias=bias, **settings), index)], EOS)[0]  # type: ignore[arg-type]
+
+    assert at(0, (11, 0.5)) == 9
+    assert at(0, (11, 1.5)) == 11
+    assert at(0, (9, -100.0), (11, -100.0), (20, 1.0)) == 20
+    assert at(0, (2, 100.0), min_tokens=1) == 9 and at(1, (2, 100.0), min_tokens=1) == 2
+    assert at(0, (VOCAB, 100.0)) == 9, "a token that does not exist is ignored"
+    drawn_ids = {at(index, (30, 100.0), temperature=2.0) for index in range(50)}
+    assert drawn_ids == {30}
+
+
+def test_logprobs_are_the_models_own_whatever_is_done_to_the_choice() -> None:
+    """By hand: probabilities 1/2, 1/4, 1/8, 1/8, with a bias, a ban, a temperature and filters beside them."""
+    row = logits_of([0.25, 0.125, 0.5, 0.125])
+    sampling = Sampling(9, logprobs=2, logit_bias=((2, -100.0),), temperature=0.5, top_k=1, seed=3)
+    banned = Sampling(9, logprobs=0, min_tokens=5)
+    plain = Sampling(9)
+    logits = torch.stack([row, row, row])
+    first, second, third = sampler.sample(logits, [(sampling, 0), (banned, 0), (plain, 0)], {2})
+    assert first.token == 0 and first.logprobs is not None
+    assert first.logprobs.chosen == pytest.approx(math.log(0.25))
+    assert [token for token, _ in first.logprobs.top] == [2, 0]
+    assert [value for _, value in first.logprobs.top] == pytest.approx([math.log(0.5), math.log(0.25)])
+    assert second.token == 0 and second.logprobs is not None and second.logprobs.top == ()
+    assert second.logprobs.chosen == pytest.approx(math.log(0.25))
+    assert third == sampler.Sampled(2, None)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,11 @@ from hashlib import blake2b
 from common.types import KEY_BYTES, TOKEN_BYTES
 
 
+def salted(namespace: bytes, salt: bytes) -> bytes:
+    """The namespace of one tenant's blocks; without a salt the one that is shared. No key is in two of them."""
+    return blake2b(salt, digest_size=KEY_BYTES, key=namespace, person=b"tenant").digest() if salt else namespace
+
+
 def block_key(namespace: bytes, parent: bytes, packed: bytes | memoryview) -> bytes:
     """The key of one block. parent is b"" for the first block; packed holds the block's token ids."""
     digest = blake2b(namespace, digest_size=KEY_BYTES)

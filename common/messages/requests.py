@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from common.errors import ErrorCode
 from common.messages.membership import Member
-from common.types import FinishReason, ReadPath, Request
+from common.types import FinishReason, Logprobs, ReadPath, Request
 from common.wire import message
 
 # ---- front end <-> scheduler ---------------------------------------------------------------------------------------
@@ -139,12 +139,14 @@ class HandedOver:
 @message
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token. index counts from the request's first output token, over all attempts."""
+    """One generated token. index counts from the request's first output token, over all attempts. logprobs: None where
+    the request asks for none."""
 
     request_id: str
     attempt: int
     index: int
     token: int
+    logprobs: Logprobs | None = None
 
 
 @message

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.blocks.geometry import BlockGeometry
-from common.blocks.hashing import block_key
+from common.blocks.hashing import block_key, salted
 from common.messages import Assign
 from common.types import FinishReason, Request, RequestKey, pack_tokens
 
@@ -59,11 +59,11 @@ class Sequence:
         return self.num_computed == len(self.pages) * block_size
 
     def computed_one(self, geometry: BlockGeometry, namespace: bytes) -> tuple[int, bytes] | None:
-        """One more token's KV is in its page. If that fills a block: its page and key."""
+        """One more token's KV is in its page. If that fills a block: its page and key. namespace: of the model."""
         self.num_computed += 1
         size = geometry.block_size
         if self.num_computed % size:
             return None
         block = pack_tokens(self.tokens[self.num_computed - size : self.num_computed])
-        self.parent = block_key(namespace, self.parent, block)
+        self.parent = block_key(salted(namespace, self.request.salt), self.parent, block)
         return self.pages[self.num_computed // size - 1], self.parent

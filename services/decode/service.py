@@ -30,7 +30,7 @@ from common.messages import (
     Tokens,
 )
 from common.rpc import Peer
-from common.types import Request, RequestKey, Role
+from common.types import Request, RequestKey, Role, Sampled
 from services.decode.pages import PagePool
 from services.decode.sequence import Sequence
 from services.engine.service import LAYER_TRANSFERS, EngineService
@@ -228,24 +228,24 @@ class DecodeEngine(EngineService[Sequence]):
         sequence.pages = []
         self._wake.set()
 
-    def _advance(self, batch: list[Sequence], tokens: list[int]) -> None:
+    def _advance(self, batch: list[Sequence], tokens: list[Sampled]) -> None:
         """Tokens out, filled blocks to storage, finished requests away."""
         out: dict[str, tuple[Request, list[Token]]] = {}
         full: dict[Sequence, tuple[int, bytes]] = {}
         ended = []
-        for sequence, token in zip(batch, tokens, strict=True):
+        for sequence, sampled in zip(batch, tokens, strict=True):
             if sequence.dropped:
                 continue
             filled = sequence.computed_one(self.geometry, self.model.manifest.namespace)
             if filled is not None:
                 full[sequence] = filled
-            sequence.tokens.append(token)
+            sequence.tokens.append(sampled.token)
             request = sequence.request
             out.setdefault(request.reply_to, (request, []))[1].append(
-                Token(*sequence.key, sequence.num_generated - 1, token)
+                Token(*sequence.key, sequence.num_generated - 1, sampled.token, sampled.logprobs)
             )
             sequence.finish = finish_reason(
-                token, sequence.num_generated, request.sampling, self.backend.eos_token_ids
+                sampled.token, sequence.num_generated, request.sampling, self.backend.eos_token_ids
             )
             if sequence.finish is not None:
                 ended.append(sequence)

@@ -16,7 +16,7 @@ from typing import Protocol
 from common.clock import monotonic
 from common.messages import SequenceSlice
 from common.model import ModelInfo
-from common.types import Request, Sampling
+from common.types import Request, Sampled, Sampling
 from services.engine.memory import DeviceMemory
 
 
@@ -134,11 +134,11 @@ class Backend(Protocol):
     def attention_s(self) -> AttentionSeconds | None:
         """Predicted attention of one request, all layers; None where nothing is known of it."""
 
-    async def prefill(self, batch: Sequence[PrefillSequence], steps: Steps) -> list[int | None]:
+    async def prefill(self, batch: Sequence[PrefillSequence], steps: Steps) -> list[Sampled | None]:
         """Run all layers; the first token of each sequence that ends its prefill here. TimeoutError if a step does not
         open."""
 
-    async def decode(self, batch: Sequence[DecodeSequence]) -> list[int]:
+    async def decode(self, batch: Sequence[DecodeSequence]) -> list[Sampled]:
         """The next token of each sequence; writes the KV of its latest token into its page."""
 
     async def pull_pages(self, pages: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from common.clock import monotonic
 from common.config import Config, EngineConfig
 from common.model import configured_scaling, read_configured_model
+from common.types import Sampled
 from services.engine.backend import DecodeSequence, PrefillSequence, Steps
 from services.engine.lockstep import Lockstep
 from services.engine.memory import DeviceMemory
@@ -47,7 +48,7 @@ class ProfiledBackend:
         """All but attention, of a forward with so many new tokens."""
         return self._compute.prefill_linear_s(tokens)
 
-    async def prefill(self, batch: Sequence[PrefillSequence], steps: Steps) -> list[int | None]:
+    async def prefill(self, batch: Sequence[PrefillSequence], steps: Steps) -> list[Sampled | None]:
         time = self._compute.prefill_s([(sequence.place.cached, sequence.place.new) for sequence in batch])
         seconds = time.total_s
         if self._lockstep is not None:
@@ -68,7 +69,7 @@ class ProfiledBackend:
             await self._work(since, len(steps.layers(step)) * per_layer)
             steps.computed(step)
 
-    async def decode(self, batch: Sequence[DecodeSequence]) -> list[int]:
+    async def decode(self, batch: Sequence[DecodeSequence]) -> list[Sampled]:
         seconds = self._compute.decode_step_s([sequence.num_computed + 1 for sequence in batch])
         await self._work(monotonic(), seconds * self._time_factor)
         return [self._token(sequence.num_computed + 1) for sequence in batch]
@@ -88,6 +89,6 @@ class ProfiledBackend:
         self._busy_until = (since if idle else self._busy_until) + seconds
         await asyncio.sleep(max(0.0, self._busy_until - monotonic()))
 
-    def _token(self, length: int) -> int:
+    def _token(self, length: int) -> Sampled:
         """The token after so many others."""
-        return (length * 7919 + 13) % self.model.vocab_size
+        return Sampled((length * 7919 + 13) % self.model.vocab_size)

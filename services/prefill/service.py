@@ -25,7 +25,7 @@ from common.messages import (
     Tokens,
 )
 from common.rpc import Peer
-from common.types import ReadPath, RequestKey, Role
+from common.types import ReadPath, RequestKey, Role, Sampled
 from services.engine.lockstep import Lockstep
 from services.engine.profiled import ProfiledBackend
 from services.engine.service import LAYER_TRANSFERS, EngineService
@@ -172,9 +172,9 @@ class PrefillEngine(EngineService[Sequence]):
             self._lockstep.part(self.forwards.planned)
         if (attention_s := self.backend.attention_s) is not None:
             self._attention.inc(sum(attention_s(piece.place.cached, piece.place.new) for piece in run.batch))
-        for sequence, token in zip(run.sequences, tokens, strict=True):
-            if token is not None and not sequence.dropped and sequence.key not in run.failed:
-                self._first_token(sequence, token)
+        for sequence, sampled in zip(run.sequences, tokens, strict=True):
+            if sampled is not None and not sequence.dropped and sequence.key not in run.failed:
+                self._first_token(sequence, sampled)
 
     def pack(self, sequences: list[Sequence], rows: int) -> list[Chunk]:
         """The next forward, FIFO, in so many rows of a layer slot."""
@@ -198,10 +198,10 @@ class PrefillEngine(EngineService[Sequence]):
         except DualPathError as error:  # we are shutting down, or our traffic manager is gone and so are we
             self.log.debug("traffic manager not reached", error=str(error))
 
-    def _first_token(self, sequence: Sequence, token: int) -> None:
-        request, key = sequence.assign.request, sequence.key
+    def _first_token(self, sequence: Sequence, sampled: Sampled) -> None:
+        request, key, token = sequence.assign.request, sequence.key, sampled.token
         finish = finish_reason(token, request.num_generated + 1, request.sampling, self.backend.eos_token_ids)
-        self.to_frontend(request, Tokens([Token(*key, request.num_generated, token)]))
+        self.to_frontend(request, Tokens([Token(*key, request.num_generated, token, sampled.logprobs)]))
         try:
             self.node.link(sequence.assign.decode.control).send(FirstToken(*key, token, sequence.cached, finish))
         except DualPathError as error:

@@ -16,6 +16,7 @@ from common.config import Config, EngineConfig, PrefillConfig
 from common.errors import ConfigError
 from common.model import ModelDirectory, read_configured_directory
 from common.perf.predictor import Identity, load_profile
+from common.types import Sampled
 from services.engine.backend import AttentionSeconds, DecodeSequence, PrefillSequence, Steps
 from services.engine.torch_backend.attention import PackedAttention, PagedAttention
 from services.engine.torch_backend.memory import TensorMemory
@@ -64,10 +65,10 @@ class TorchBackend:
             raise
         return cls(directory, layered, memory, executor, attention_s)
 
-    async def prefill(self, batch: Sequence[PrefillSequence], steps: Steps) -> list[int | None]:
+    async def prefill(self, batch: Sequence[PrefillSequence], steps: Steps) -> list[Sampled | None]:
         return await self._run(self._prefill, batch, steps)
 
-    async def decode(self, batch: Sequence[DecodeSequence]) -> list[int]:
+    async def decode(self, batch: Sequence[DecodeSequence]) -> list[Sampled]:
         return await self._run(self._decode, batch)
 
     async def pull_pages(self, pages: Sequence[int]) -> None:
@@ -88,7 +89,7 @@ class TorchBackend:
 
     # -- in the compute thread --
 
-    def _prefill(self, batch: Sequence[PrefillSequence], steps: Steps) -> list[int | None]:
+    def _prefill(self, batch: Sequence[PrefillSequence], steps: Steps) -> list[Sampled | None]:
         """One layerwise forward (paper §4.1)."""
         layered, memory = self._layered, self.memory
         views = {sequence.slots: memory.layer_slots(sequence.slots) for sequence in batch}
@@ -108,7 +109,7 @@ class TorchBackend:
                     memory.push(slot)
             steps.computed(step)
         ending = [index for index, sequence in enumerate(batch) if sequence.sampling is not None]
-        first_tokens: list[int | None] = [None] * len(batch)
+        first_tokens: list[Sampled | None] = [None] * len(batch)
         if ending:
             logits = layered.logits(state, attention.last_tokens()[ending])
             requests = [sequence.sampling for sequence in batch if sequence.sampling is not None]
@@ -116,7 +117,7 @@ class TorchBackend:
                 first_tokens[index] = token
         return first_tokens
 
-    def _decode(self, batch: Sequence[DecodeSequence]) -> list[int]:
+    def _decode(self, batch: Sequence[DecodeSequence]) -> list[Sampled]:
         """Every running sequence advances by one token (continuous batching)."""
         layered = self._layered
         latest = torch.tensor([sequence.tokens[sequence.num_computed] for sequence in batch])

@@ -1,4 +1,4 @@
-"""From logits to tokens: greedy, temperature, top-k, top-p.
+"""From logits to tokens: bias, bans, greedy, temperature, top-k, top-p; and their log probabilities.
 
 Randomness is a function of (seed, output index) alone, so a token is the same whichever engine samples it, in whichever
 attempt and whichever batch (the prefill engine samples index 0, the decode engine the rest).
@@ -13,24 +13,42 @@ import torch
 from torch import Tensor
 
 from common.finish import stop_ids
-from common.types import Sampling
+from common.types import Logprobs, Sampled, Sampling
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, requests: Sequence[tuple[Sampling, int]], eos_ids: Set[int]) -> list[int]:
+def sample(logits: Tensor, requests: Sequence[tuple[Sampling, int]], eos_ids: Set[int]) -> list[Sampled]:
     """One token for each row of logits [n, vocab]; requests[i] is row i's sampling and output index (from 0).
 
     Tokens that would end the request are not chosen while index < min_tokens. logits may be changed.
     """
+    asked = [row for row, (sampling, _) in enumerate(requests) if sampling.logprobs is not None]
+    logprobs = logits[asked].float().log_softmax(dim=-1) if asked else logits.new_empty(0)
     for row, (sampling, index) in zip(logits, requests, strict=True):
-        if index < sampling.min_tokens:
-            banned = [token for token in stop_ids(sampling, eos_ids) if 0 <= token < len(row)]
-            row[banned] = float("-inf")
+        _change(row, sampling, index, eos_ids)
     tokens = logits.argmax(dim=-1)
     drawn = [row for row, (sampling, _) in enumerate(requests) if sampling.temperature > 0]
     if drawn:
         tokens[drawn] = _draw(logits[drawn], [requests[row] for row in drawn])
-    return tokens.tolist()
+    chosen = tokens.tolist()
+    sampled = [Sampled(token) for token in chosen]
+    for row, values in zip(asked, logprobs, strict=True):
+        sampled[row] = Sampled(chosen[row], _report(values, chosen[row], requests[row][0].logprobs or 0))
+    return sampled
+
+
+def _change(row: Tensor, sampling: Sampling, index: int, eos_ids: Set[int]) -> None:
+    """Add the bias to one row of logits [vocab], and ban what must not be chosen yet."""
+    if bias := {token: value for token, value in sampling.logit_bias if 0 <= token < len(row)}:
+        row[list(bias)] += torch.tensor(list(bias.values()), dtype=row.dtype, device=row.device)
+    if index < sampling.min_tokens:
+        row[[token for token in stop_ids(sampling, eos_ids) if 0 <= token < len(row)]] = float("-inf")
+
+
+def _report(logprobs: Tensor, chosen: int, count: int) -> Logprobs:
+    """Of one row [vocab]."""
+    values, ids = logprobs.topk(min(count, len(logprobs)))
+    return Logprobs(float(logprobs[chosen]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
 
 
 def uniform(seed: int, index: int) -> float:
