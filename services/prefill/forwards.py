@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.blocks.geometry import BlockGeometry
+from common.blocks.ranges import Range, RangePool
 from common.clock import monotonic
 from common.config import PrefillConfig
 from common.messages import BeginForward, ForwardDrained, LayersComputed, LayersLoaded, SequenceSlice
 from common.types import RequestKey
 from services.engine.backend import PrefillSequence, Slots, Steps
 from services.engine.memory import DeviceMemory
-from services.engine.ranges import Range, RangePool
 from services.prefill.batching import Chunk
 from services.prefill.sequence import Sequence
 

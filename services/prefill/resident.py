@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from common.blocks.ranges import Range
 from common.messages import BeginForward, SequenceSlice
 from services.engine.backend import Slots, Steps
-from services.engine.ranges import Range
 from services.prefill.forwards import Forwards, Host, InHand, Run, prefill_sequence
 from services.prefill.sequence import Sequence
 
