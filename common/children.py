@@ -40,7 +40,8 @@ def child_input(config: Config) -> str:
     return dump_config(config) + "\n"
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
+    """This process's environment, in which a child finds the modules of this installation."""
     root = str(Path(__file__).parent.parent)
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
@@ -69,7 +70,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**_environment(), **(environment or {})},
+            env={**child_environment(), **(environment or {})},
             start_new_session=session,
             pass_fds=pass_fds,
         )
@@ -139,7 +140,7 @@ class Child:
 
 
 async def read_address(child: Child, timeout: float) -> dict[str, Any]:
-    """What a process of a cluster says of itself once it is ready (common.service.service_address). ConfigError if it
+    """What a process of a cluster says of itself once it is ready (common.process.service_address). ConfigError if it
     ends before, or is not ready in time."""
     try:
         async with asyncio.timeout(timeout):
