@@ -17,6 +17,8 @@ from services.scheduler.policy.events import (
 )
 from services.scheduler.policy.integrity import check_integrity
 from services.scheduler.policy.policy import Policy
+from services.scheduler.policy.role_view import NodeLoad, View, observe
+from services.scheduler.policy.roles import RoleController, RolesConfig, SwitchRole
 from services.scheduler.policy.state import PolicyConfig, ReadSide
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "Fetched",
     "KvHandedOver",
     "Load",
+    "NodeLoad",
     "Policy",
     "PolicyConfig",
     "PrefillEnded",
@@ -38,6 +41,11 @@ __all__ = [
     "RequestCancelled",
     "RequestEnded",
     "RequestErred",
+    "RoleController",
+    "RolesConfig",
     "Start",
+    "SwitchRole",
+    "View",
     "check_integrity",
+    "observe",
 ]
