@@ -70,8 +70,20 @@ class ModelConfig(_Section):
     max_context_tokens: int | None = Field(default=None, gt=0)
 
 
+class RdmaConfig(_Section):
+    """RDMA devices behind snic and cnic. gid_index: in the port's table; default: the RoCE v2 GID of the address. mtu:
+    path MTU in bytes, the same on both sides; 0: the port's. spin: poll on after each completion, which is faster and
+    takes a core. loopback: copies between host and device memory go through the NIC as well (paper §5)."""
+
+    gid_index: Annotated[int, Field(ge=0)] | None = None
+    mtu: Literal[0, 256, 512, 1024, 2048, 4096] = 0
+    spin: bool = False
+    loopback: bool = False
+
+
 class NetworkConfig(_Section):
-    """Addresses. host binds control sockets; snic and cnic are the storage and the compute interface's addresses.
+    """Addresses. host binds control sockets; snic and cnic are the storage and the compute interface's addresses (with
+    RDMA also a device, NAME or NAME:PORT).
 
     snic_rate, cnic_rate: bytes a second, each way, to which this node's interfaces are paced in user space; 0: they are
     not.
@@ -82,7 +94,8 @@ class NetworkConfig(_Section):
     cnic: str = "127.0.0.1"
     snic_rate: Rate = 0.0
     cnic_rate: Rate = 0.0
-    transport: Literal["auto", "shm", "tcp", "null"] = "auto"
+    transport: Literal["auto", "verbs", "shm", "tcp", "null"] = "auto"
+    rdma: RdmaConfig = RdmaConfig()
     node: str = ""
 
 
@@ -169,18 +182,29 @@ class PerfConfig(_Section):
 
 
 class FrontendConfig(_Section):
+    """max_pending: requests in hand at once; max_queued_tokens: prompt tokens that wait for their first token at once
+    (0: any number); what is over is refused. api_keys: a TOML file of tenants and their keys; empty: no key is needed.
+    """
+
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     max_attempts: Count = 3
     max_pending: Count = 1024
+    max_queued_tokens: int = Field(default=0, ge=0)
+    api_keys: str = ""
 
 
 class TimeoutsConfig(_Section):
-    """Every wait has one of these deadlines, in seconds."""
+    """Every wait has one of these deadlines, in seconds.
+
+    register_s: for a scheduler to be there, at the start and after the last one has gone. engines_s: a request for an
+    engine of each role to be there.
+    """
 
     call_s: Seconds = 5.0
     start_s: Seconds = 300.0
     register_s: Seconds = 120.0
+    engines_s: Seconds = 15.0
     heartbeat_s: Seconds = 0.5
     heartbeat_timeout_s: Seconds = 5.0
     lookup_s: Seconds = 1.0
@@ -191,6 +215,15 @@ class TimeoutsConfig(_Section):
     stage_s: Seconds = 60.0
     request_s: Seconds = 600.0
     drain_s: Seconds = 20.0
+
+
+class HealthConfig(_Section):
+    """The HTTP endpoint of every process for /live, /ready, /health and /metrics, without access control: beyond
+    loopback only by this choice. port 0: any free one, which the log and `dualpath status` show; else an engine's
+    traffic manager takes the next one."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=0, ge=0, le=65534)
 
 
 class LogConfig(_Section):
@@ -211,6 +244,7 @@ class Config(_Section):
     perf: PerfConfig = PerfConfig()
     frontend: FrontendConfig = FrontendConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
+    health: HealthConfig = HealthConfig()
     log: LogConfig = LogConfig()
     faults: list[Fault] = []
 

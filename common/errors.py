@@ -13,6 +13,7 @@ class ErrorCode(StrEnum):
     NO_ENGINES = "no_engines"                # no live prefill or decode engine
     ENGINE_LOST = "engine_lost"              # a process that held the request died
     PREEMPTED = "preempted"                  # device memory ran out; goes on in a new attempt
+    MOVED = "moved"                          # a process ends in good order, or starts anew; goes on in a new attempt
     TRANSFER_FAILED = "transfer_failed"      # bytes did not arrive, or not in time
     STORAGE_FAILED = "storage_failed"        # storage did not answer, or not in time
     DEADLINE = "deadline"                    # the request's own deadline passed
@@ -21,6 +22,7 @@ class ErrorCode(StrEnum):
     MISMATCH = "mismatch"                    # version, model or geometry differ
     MALFORMED = "malformed"                  # a message that cannot be read
     UNREACHABLE = "unreachable"              # no such peer, or it does not answer
+    STRANGER = "stranger"                    # not registered with this scheduler
     INTERNAL = "internal"                    # a defect
 
 
@@ -29,12 +31,17 @@ RETRYABLE = frozenset(
     {
         ErrorCode.ENGINE_LOST,
         ErrorCode.PREEMPTED,
+        ErrorCode.MOVED,
         ErrorCode.TRANSFER_FAILED,
         ErrorCode.STORAGE_FAILED,
         ErrorCode.UNREACHABLE,
+        ErrorCode.STRANGER,
         ErrorCode.DRAINING,
     }
 )
+
+#: Of these, nothing went wrong: they do not count as failures of the request.
+PLANNED = frozenset({ErrorCode.PREEMPTED, ErrorCode.MOVED, ErrorCode.DRAINING, ErrorCode.STRANGER})
 
 
 class DualPathError(Exception):

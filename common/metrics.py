@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+
+EXPOSITION_TYPE = CONTENT_TYPE_LATEST
 
 
 class Metrics:
@@ -24,6 +26,15 @@ class Metrics:
         if name not in self._gauges:
             self._gauges[name] = Gauge(f"dualpath_{name}", help, labels, registry=self.registry)
         return self._gauges[name]
+
+    def observe_process(self, name: str, role: str, node: str) -> None:
+        """CPU, memory and file descriptors of this process, and who it is."""
+        ProcessCollector(registry=self.registry)
+        self.gauge("process_info", "Who this process is", ("name", "role", "node")).labels(name, role, node).set(1)
+
+    def exposition(self) -> bytes:
+        """Everything, for Prometheus to scrape."""
+        return generate_latest(self.registry)
 
     def snapshot(self) -> dict[str, float]:
         """Every value by its sample name without the dualpath_ prefix; labels follow in braces."""

@@ -93,6 +93,12 @@ class Link:
         finally:
             self._calls.pop(call_id, None)
 
+    def abandon_calls(self) -> None:
+        """Who was asked is gone: calls that wait for an answer fail with MOVED. The link stays, for the next one."""
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(DualPathError(ErrorCode.MOVED, f"who listened at {self.endpoint} has gone"))
+
     def _answer(self, kind: bytes, call_id: bytes, msg: Any) -> None:
         future = self._calls.get(call_id)
         if future is None or future.done():

@@ -1,40 +1,42 @@
 """The life of a process: start -> ready -> serve -> drain -> close.
 
-start() binds and opens everything, then registers with the scheduler and heartbeats; a peer that is not there yet is
-waited for, with a log line that says for whom. SIGTERM or SIGINT drains within timeouts.drain_s and exits 0; a second
-signal ends at once. A background task that dies takes the process down with it: a half-alive service helps nobody.
+start() binds and opens everything, then registers with the scheduler (common.enrolment); a peer that is not there yet
+is waited for, with a log line that says for whom. SIGTERM or SIGINT drains within timeouts.drain_s and exits 0 (see
+common.process). A background task that dies takes the process down with it: a half-alive service helps nobody.
+
+From its first moment to its last a process answers operators over HTTP (common.pages).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
-import signal
-import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
-import uvloop
-
-from common.config import Config, LogConfig
-from common.errors import ConfigError, DualPathError, ErrorCode
+from common.clock import monotonic
+from common.config import Config
+from common.enrolment import Enrolment
+from common.errors import DualPathError, ErrorCode
 from common.faults import Faults
-from common.log import get_logger, setup_logging
-from common.messages import Heartbeat, Leave, Member, MemberJoined, MemberLeft, Register, Registered
+from common.health import HealthServer
+from common.log import get_logger
+from common.messages import Member, MemberJoined, MemberLeft, Registered
 from common.metrics import Metrics
+from common.pages import pages
 from common.rpc import Link, Node, Peer
 from common.transport.memory import host_identity
 from common.types import Role
-from common.wire import PROTOCOL_VERSION
 
 
 class Service:
     """Base of every process. Subclasses fill in open(), describe(), drain() and shut()."""
 
     role: Role
+    #: Roles without a live member of which this process cannot do its work, or not all of it.
+    needs: tuple[Role, ...] = ()
 
     def __init__(self, config: Config, name: str) -> None:
         self.config = config
@@ -50,9 +52,16 @@ class Service:
         self.failure: BaseException | None = None
         self.failed = asyncio.Event()
         self.companions = AsyncExitStack()  # what this service leans on to its very end; closed last
+        self.health = HealthServer(config.health.host, config.health.port, pages(self))
+        self._enrolment: Enrolment | None = None
+        self._unconfirmed: set[str] = set()  # members that we know of, and the scheduler of the moment does not
+        self._unconfirmed_timer: asyncio.TimerHandle | None = None
         self._registered = False
+        self._started_at: float | None = None
+        self._alone_since: float | None = None  # the scheduler has gone
         self._stopped = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.metrics.observe_process(name, self.role.value, self.node_name)
         self._lag = self.metrics.gauge("event_loop_lag_seconds", "How late the event loop woke up, last heartbeat")
 
     # -- for subclasses --
@@ -70,8 +79,15 @@ class Service:
     def member_left(self, member: Member, reason: str) -> None:
         """A process is gone: whatever it held or was writing is void."""
 
+    def scheduler_gone(self) -> None:
+        """The scheduler has gone, and what it knew of requests with it: each goes on in a new attempt, from what its
+        front end has. Another scheduler follows, or this process ends."""
+
     async def drain(self) -> None:
         """Finish what is in hand; take nothing new (self.draining is set)."""
+
+    def hand_over(self) -> None:
+        """The drain has taken too long: give up what is in hand, so that it goes on elsewhere."""
 
     async def shut(self) -> None:
         """Free everything that open() took. Called once, also after a failed open()."""
@@ -90,12 +106,15 @@ class Service:
 
     async def start(self) -> None:
         """Returns when ready. ConfigError or DualPathError if it cannot become so."""
+        await self.health.start()
         await self.node.bind(self.control)
         await self.open()
         if self.role is not Role.SCHEDULER:
             self.node.on(MemberJoined, self._on_joined)
             self.node.on(MemberLeft, self._on_left)
-            await self._register()
+            await self._enrol()
+        self._started_at = monotonic()
+        self.log.info("started", control=self.node.endpoint, health=self.health.url)
 
     async def stop(self, drain: bool = True) -> None:
         """Drain (bounded) and close. Safe after a failed start, and a second time."""
@@ -103,15 +122,11 @@ class Service:
             return
         self.draining = self._stopped = True
         if drain:
-            try:
-                async with asyncio.timeout(self.config.timeouts.drain_s):
-                    if self._registered:
-                        self._leave(final=False)
-                    await self.drain()
-            except TimeoutError:
-                self.log.warning("drain did not end in time", seconds=self.config.timeouts.drain_s)
-        if self._registered:
-            self._leave(final=True)
+            await self._drain()
+        if self._registered and self._enrolment is not None:
+            await self._enrolment.leave(final=True)
+        if self._unconfirmed_timer is not None:
+            self._unconfirmed_timer.cancel()
         await self.node.silence()  # from here on no message starts anything
         for task in list(self._tasks):
             task.cancel()
@@ -120,7 +135,19 @@ class Service:
             await self.shut()
             await self.node.close()
         finally:
+            await self.health.close()
             await self.companions.aclose()
+
+    async def _drain(self) -> None:
+        self.log.info("draining", seconds=self.config.timeouts.drain_s)
+        try:
+            async with asyncio.timeout(self.config.timeouts.drain_s):
+                if self._registered and self._enrolment is not None:
+                    await self._enrolment.leave(final=False)
+                await self.drain()
+        except TimeoutError:
+            self.log.warning("drain did not end in time", seconds=self.config.timeouts.drain_s)
+            self.hand_over()
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str, essential: bool = False) -> asyncio.Task[Any]:
         """Run a task that this service owns. If an essential one ends with an error the service fails."""
@@ -145,7 +172,7 @@ class Service:
 
     # -- membership --
 
-    async def _register(self) -> None:
+    async def _enrol(self) -> None:
         member = self.describe(
             Member(
                 self.role,
@@ -155,50 +182,60 @@ class Service:
                 self.node_name,
                 os.getpid(),
                 host_identity(),
+                health=self.health.url,
             )
         )
-        deadline = asyncio.get_running_loop().time() + self.config.timeouts.register_s
-        while True:
-            try:
-                answer: Registered = await self.scheduler.call(Register(PROTOCOL_VERSION, member), 2.0)
-                break
-            except DualPathError as error:
-                if error.code is not ErrorCode.UNREACHABLE:
-                    raise ConfigError(f"the scheduler refused {self.name}: {error.message}") from None
-                if asyncio.get_running_loop().time() > deadline:
-                    raise ConfigError(f"no scheduler at {self.config.scheduler.control}: start it first") from None
-                self.log.info("waiting for the scheduler", endpoint=self.config.scheduler.control)
+        self._enrolment = Enrolment(
+            member,
+            lambda: self.scheduler,
+            self.config.timeouts,
+            self.metrics.snapshot,
+            self._on_registered,
+            self._on_scheduler_gone,
+            self._lag.set,
+        )
+        await self._enrolment.begin()
         self._registered = True
+        self._miss(*self.needs)
+        self.spawn(self._enrolment.keep(), "heartbeat", essential=True)
+
+    async def enrolled(self) -> None:
+        """Returns while a scheduler has us: at once, or when the next one does."""
+        if self._enrolment is not None:
+            await self._enrolment.held.wait()
+
+    def _on_registered(self, answer: Registered) -> None:
+        self._alone_since = None
         for other in answer.members:
             self._join(other)
-        self.spawn(self._heartbeat(answer.heartbeat_s), "heartbeat", essential=True)
+        self._unconfirmed = self.members.keys() - {other.incarnation for other in answer.members}
+        if self._unconfirmed:  # those that live come back to the new scheduler, as we did; see common.enrolment
+            timeouts = self.config.timeouts
+            patience = timeouts.heartbeat_timeout_s + timeouts.heartbeat_s
+            self._unconfirmed_timer = asyncio.get_running_loop().call_later(patience, self._forget_unconfirmed)
 
-    async def _heartbeat(self, interval: float) -> None:
-        """Renew our lease. Who cannot reach the scheduler ends before others rely on its end, also if it could still
-        reach them: they reuse the memory that it writes into."""
-        loop = asyncio.get_running_loop()
-        patience = self.config.timeouts.heartbeat_timeout_s
-        while True:
-            try:
-                await self.scheduler.call(Heartbeat(self.incarnation, self.metrics.snapshot()), patience)
-            except DualPathError as error:
-                if error.code is ErrorCode.UNREACHABLE:
-                    raise DualPathError(ErrorCode.ENGINE_LOST, f"no lease: {error.message}") from None
-                self.log.warning("heartbeat refused", error=str(error))
-            due = loop.time() + interval
-            await asyncio.sleep(interval)
-            self._lag.set(max(loop.time() - due, 0.0))
+    def _on_scheduler_gone(self) -> None:
+        self._alone_since = monotonic()
+        if self._unconfirmed_timer is not None:
+            self._unconfirmed_timer.cancel()
+        self.scheduler_gone()
 
-    def _leave(self, final: bool) -> None:
-        try:
-            self.scheduler.send(Leave(self.incarnation, final))
-        except DualPathError:
-            self.log.debug("the scheduler is gone already")
+    def _forget_unconfirmed(self) -> None:
+        for incarnation in self._unconfirmed:
+            self._part(incarnation, "has not come back to the new scheduler")
+        self._unconfirmed.clear()
+
+    def _miss(self, *roles: Role) -> None:
+        """Say so if there is none of a role that we need."""
+        for role in roles:
+            if role in self.needs and not self.members_of(role):
+                self.log.info("waiting for a process", role=role.value)
 
     def _on_joined(self, msg: MemberJoined, peer: Peer) -> None:
         self._join(msg.member)
 
     def _join(self, member: Member) -> None:
+        self._unconfirmed.discard(member.incarnation)
         if member.incarnation not in self.members:
             self.members[member.incarnation] = member
             self.node.welcome(member.control)
@@ -208,80 +245,41 @@ class Service:
         if msg.incarnation == self.incarnation:
             self.fail(DualPathError(ErrorCode.ENGINE_LOST, f"the scheduler has given up on us: {msg.reason}"))
             return
-        member = self.members.pop(msg.incarnation, None)
+        self._part(msg.incarnation, msg.reason)
+
+    def _part(self, incarnation: str, reason: str) -> None:
+        member = self.members.pop(incarnation, None)
         if member is not None:
-            self.log.info("member left", member=member.name, reason=msg.reason)
-            self.member_left(member, msg.reason)
+            self.log.info("member left", member=member.name, reason=reason)
+            self.member_left(member, reason)
             self.node.unlink(member.control)
+            self._miss(member.role)
 
     def members_of(self, role: Role) -> list[Member]:
         return [member for member in self.members.values() if member.role is role]
 
+    # -- for operators --
 
-def run_service(
-    build: Callable[[], Service], log: LogConfig, ready_fd: int | None = None, lifeline_fd: int | None = None
-) -> int:
-    """Run one service as this process; returns its exit status.
+    def not_ready(self) -> DualPathError | None:
+        """Why no work can be taken now, or None."""
+        if self.failure is not None:
+            return DualPathError(ErrorCode.INTERNAL, f"{self.name} has failed: {self.failure}")
+        if self.draining:
+            return DualPathError(ErrorCode.DRAINING, f"{self.name} is shutting down")
+        if self._started_at is None:
+            return DualPathError(ErrorCode.UNREACHABLE, f"{self.name} is starting")
+        if self._alone_since is not None and monotonic() - self._alone_since > self.config.timeouts.engines_s:
+            return DualPathError(ErrorCode.UNREACHABLE, "waiting for the scheduler")  # a restart takes less
+        return None
 
-    log: set up before build(), which binds loggers. ready_fd: one line of JSON (name, control, pid ...) goes there
-    once the service is ready. lifeline_fd: end when the other end of this pipe closes, so that a launcher that is
-    killed leaves nobody behind.
-    """
-    setup_logging(log.level, log.format)
-    try:
-        return uvloop.run(_run(build, ready_fd, lifeline_fd))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-
-
-async def _run(build: Callable[[], Service], ready_fd: int | None, lifeline_fd: int | None) -> int:
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-
-    def signalled() -> None:
-        if stop.is_set():
-            os._exit(1)
-        stop.set()
-
-    def orphaned() -> None:
-        assert lifeline_fd is not None
-        loop.remove_reader(lifeline_fd)
-        stop.set()
-
-    loop.add_signal_handler(signal.SIGTERM, signalled)
-    if lifeline_fd is None:
-        loop.add_signal_handler(signal.SIGINT, signalled)
-    else:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is meant for whoever started us
-        loop.add_reader(lifeline_fd, orphaned)
-    service = build()
-    starting: asyncio.Task[Any] = asyncio.create_task(service.start())
-    stopping: asyncio.Task[Any] = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-            return 0
-        starting.result()
-        if ready_fd is not None:
-            with os.fdopen(ready_fd, "w") as ready:
-                ready.write(json.dumps(service_address(service)) + "\n")
-        failing = asyncio.create_task(service.failed.wait())
-        await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
-        failing.cancel()
-        if service.failure is not None:
-            service.log.error("service failed", error=str(service.failure))
-            return 1
-        return 0
-    finally:
-        stopping.cancel()
-        await service.stop(drain=stop.is_set() and starting.done())
-
-
-def service_address(service: Service) -> dict[str, Any]:
-    """What a launcher learns from the ready line."""
-    address = {"name": service.name, "role": service.role.value, "control": service.node.endpoint, "pid": os.getpid()}
-    url = getattr(service, "url", None)
-    return {**address, "url": url} if url else address
+    def facts(self) -> dict[str, Any]:
+        """What this process is and whom it waits for."""
+        return {
+            "name": self.name,
+            "role": self.role.value,
+            "node": self.node_name,
+            "incarnation": self.incarnation,
+            "control": self.node.endpoint,
+            "uptime_s": 0.0 if self._started_at is None else round(monotonic() - self._started_at, 3),
+            "waits_for": [role.value for role in self.needs if not self.members_of(role)],
+        }

@@ -20,7 +20,8 @@ from pathlib import Path
 from common.children import Child, child_command, child_input, end_all, python_module, read_address
 from common.config import Config, load_config, read_dumped_config
 from common.errors import ConfigError, DualPathError, ErrorCode
-from common.service import Service, run_service
+from common.process import run_service
+from common.service import Service
 from common.types import Role
 
 CLASSES = {
@@ -85,10 +86,10 @@ class TrafficManagerChild:
     async def start(self) -> str:
         """Start it and return its control endpoint. It ends after the engine; if it ends before, the engine fails.
         ConfigError if it does not become ready."""
-        name = f"{self._name}.tm"
-        child = Child(
-            name, child_command(Role.TRAFFIC_MANAGER, name), first_line=child_input(self._config), session=False
-        )
+        name, health = f"{self._name}.tm", self._config.health
+        health = health.model_copy(update={"port": health.port and health.port + 1})
+        given = child_input(self._config.model_copy(update={"health": health}))
+        child = Child(name, child_command(Role.TRAFFIC_MANAGER, name), first_line=given, session=False)
         self._engine.companions.push_async_callback(end_all, [child], self._config.timeouts.drain_s)
         address = await read_address(child, self._config.timeouts.register_s)
         self._engine.spawn(self._watch(child), "traffic manager", essential=True)

@@ -137,7 +137,8 @@ async def test_status_lists_every_process_with_its_counters(model, tmp_path):
         await asyncio.sleep(0.4)
         status: Status = await cluster.driver.scheduler.call(GetStatus(), 5.0)
         roles = sorted(entry.member.role for entry in status.members)
-        assert roles == sorted(["storage-gateway", "frontend", "prefill", "decode", "decode", *["traffic-manager"] * 3])
+        single = ["scheduler", "storage-gateway", "frontend", "prefill"]
+        assert roles == sorted([*single, "decode", "decode", *["traffic-manager"] * 3])
         nodes = {entry.member.node for entry in status.members if entry.member.role is Role.TRAFFIC_MANAGER}
         assert nodes == {"prefill-0", "decode-0", "decode-1"}
         assert all("event_loop_lag_seconds" in entry.counters for entry in status.members)

@@ -26,7 +26,7 @@ STREAMS = 8
 CHILD = """
 import sys
 from common.config import read_dumped_config
-from common.service import run_service
+from common.process import run_service
 from services.frontend.service import Frontend
 config = read_dumped_config(sys.argv[1])
 sys.exit(run_service(lambda: Frontend(config, "frontend"), config.log, ready_fd=1))

@@ -27,7 +27,8 @@ class Member:
     node: the machine whose NICs it shares, as configured; host: common.transport.memory.host_identity(). group (engines
     only): those of one role that are scheduled together; the live member with the least name leads it (spec §7).
 
-    traffic_manager (engines only): the control endpoint of the engine's traffic manager.
+    traffic_manager (engines only): the control endpoint of the engine's traffic manager. health: URL of its pages for
+    operators (common.health).
     """
 
     role: Role
@@ -42,6 +43,7 @@ class Member:
     traffic_manager: str = ""
     traffic_manager_incarnation: str = ""
     group: str = ""
+    health: str = ""
 
 
 @message
@@ -56,23 +58,29 @@ class Register:
 @message
 @dataclass(frozen=True, slots=True)
 class Registered:
+    """scheduler: its incarnation."""
+
     heartbeat_s: float
     members: list[Member]
+    scheduler: str = ""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """process -> scheduler, call, every heartbeat_s, with all its counters and gauges. Answered by Done."""
+    """process -> scheduler, call, every heartbeat_s, with all its counters and gauges. Answered by Done, or STRANGER by
+    another scheduler than the one that the process is registered with."""
 
     incarnation: str
     counters: dict[str, float]
+    scheduler: str = ""
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """process -> scheduler: takes no new work from now on (it drains), or is gone (final)."""
+    """process -> scheduler: is gone (final); or takes no new work from now on, as it drains: a call, answered by Done
+    behind the last assignment."""
 
     incarnation: str
     final: bool
@@ -112,6 +120,8 @@ class MemberStatus:
 @message
 @dataclass(frozen=True, slots=True)
 class Status:
+    """members: the scheduler is one of them."""
+
     members: list[MemberStatus]
     waiting: int
     running: int

@@ -156,6 +156,16 @@ class EngineService(Service, Generic[S]):
         if hasattr(self, "backend"):
             await self.backend.close()
 
+    def scheduler_gone(self) -> None:
+        self._heard = 0
+        for key in list(self._sequences):
+            self.drop(key)
+
+    def hand_over(self) -> None:
+        for key in list(self._sequences):
+            self.request_failed(key, ErrorCode.MOVED, f"{self.name} is shutting down")
+            self.drop(key)
+
     # -- work --
 
     def fetch(self) -> None:

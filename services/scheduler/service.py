@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TextIO
@@ -60,6 +61,8 @@ from services.scheduler.policy import (
 from services.scheduler.policy.record import Recorder, Step
 
 ENGINES = (Role.PREFILL, Role.DECODE)
+#: Seconds in which front ends that are told to end when we are say so.
+HEAR_S = 0.3
 
 
 @dataclass(slots=True)
@@ -91,7 +94,10 @@ class Scheduler(Service):
         self._recorder: Recorder | None = None
         self._live: dict[RequestKey, _Live] = {}
         self._started: dict[str, int] = {}  # requests ever assigned to each live engine
-        self._lookup = Lookup(self._gateway, config.model.block_size, config.timeouts, monotonic)
+        self._leaving: set[str] = set()  # members that drain
+        self._arrival = asyncio.Event()  # a member has joined: set and replaced
+        self._opened_at = monotonic()
+        self._lookup = Lookup(self._gateways, config.model.block_size, config.timeouts, monotonic)
         self._waiting = self.metrics.gauge("requests_waiting", "Requests not yet assigned to both engines")
         self._running = self.metrics.gauge("requests_running", "Requests assigned and not finished")
         self._late = self.metrics.counter("messages_late", "Messages of attempts that have ended")
@@ -99,6 +105,13 @@ class Scheduler(Service):
     @property
     def control(self) -> str:
         return self.config.scheduler.control
+
+    @property
+    def identity(self) -> Member:
+        """This process, as others see it."""
+        node = self.node
+        pid, health = os.getpid(), self.health.url
+        return Member(self.role, self.name, self.incarnation, node.endpoint, self.node_name, pid, health=health)
 
     async def open(self) -> None:
         path = self.config.scheduler.record
@@ -131,7 +144,9 @@ class Scheduler(Service):
         if joined is not None:
             self._apply(joined)
         self.log.info("member joined", member=member.name, role=member.role.value)
-        return Registered(self.config.timeouts.heartbeat_s, others)
+        self._arrival.set()
+        self._arrival = asyncio.Event()
+        return Registered(self.config.timeouts.heartbeat_s, others, self.incarnation)
 
     @staticmethod
     def _joined(member: Member) -> EngineJoined:
@@ -148,15 +163,19 @@ class Scheduler(Service):
         )
 
     def _on_heartbeat(self, msg: Heartbeat, peer: Peer) -> Done:
+        if msg.scheduler != self.incarnation:
+            raise DualPathError(ErrorCode.STRANGER, "you are registered with another scheduler: register again")
         if not self.registry.seen(msg.incarnation, msg.counters, monotonic()):
             peer.send(MemberLeft(msg.incarnation, "", "not a member (any more): start again"))
         return Done()
 
-    def _on_leave(self, msg: Leave, peer: Peer) -> None:
+    def _on_leave(self, msg: Leave, peer: Peer) -> Done:
         if msg.final:
             self._remove(msg.incarnation, "has left")
-        else:
+        elif self.registry.get(msg.incarnation) is not None:
+            self._leaving.add(msg.incarnation)
             self._apply(EngineDraining(msg.incarnation))
+        return Done()
 
     async def _watch(self) -> None:
         """Give up on members whose heartbeats stop, and on requests whose end has got lost."""
@@ -179,6 +198,7 @@ class Scheduler(Service):
         member = self.registry.remove(incarnation)
         if member is None:
             return
+        self._leaving.discard(incarnation)
         self.node.unlink(member.control)
         self.log.info("member left", member=member.name, reason=reason)
         self._tell(member, MemberLeft(incarnation, member.name, reason))
@@ -203,11 +223,28 @@ class Scheduler(Service):
 
     def _on_status(self, msg: GetStatus, peer: Peer) -> Status:
         members = [MemberStatus(member, self.registry.counters(member.incarnation)) for member in self.registry.all()]
+        members.insert(0, MemberStatus(self.identity, self.metrics.snapshot()))
         return Status(members, self.policy.num_waiting, self.policy.num_running)
 
-    def _gateway(self) -> Link | None:
-        gateways = self.registry.of(Role.STORAGE_GATEWAY)
-        return self.node.link(gateways[0].control) if gateways else None
+    def _gateways(self) -> list[Link]:
+        return [self.node.link(member.control) for member in self.registry.of(Role.STORAGE_GATEWAY)]
+
+    async def _present(self, seconds: float, *roles: Role) -> None:
+        """Wait for a member of each of these roles that takes work, but not for longer."""
+        missing = self._missing(roles)
+        if not missing:
+            return
+        self.log.info("waiting for a process", roles=[role.value for role in missing])
+        try:
+            async with asyncio.timeout(seconds):
+                while self._missing(roles):
+                    await self._arrival.wait()
+        except TimeoutError:
+            pass  # whoever needs it says so
+
+    def _missing(self, roles: tuple[Role, ...]) -> list[Role]:
+        there = {member.role for member in self.registry.all() if member.incarnation not in self._leaving}
+        return [role for role in roles if role not in there]
 
     # -- requests --
 
@@ -227,7 +264,7 @@ class Scheduler(Service):
             raise DualPathError(ErrorCode.BAD_REQUEST, f"request {key} was submitted already")
         frontend = next((fe for fe in self.registry.of(Role.FRONTEND) if fe.control == request.reply_to), None)
         if frontend is None:
-            raise DualPathError(ErrorCode.BAD_REQUEST, f"no front end is registered at {request.reply_to}")
+            raise DualPathError(ErrorCode.STRANGER, f"no front end is registered at {request.reply_to}")
         for older in [old for old in self._live if old[0] == request.request_id and old[1] < request.attempt]:
             self._progress(RequestCancelled(older))
         live = self._live[key] = _Live(request, frontend.incarnation, 0, monotonic())
@@ -235,8 +272,11 @@ class Scheduler(Service):
         return Accepted()
 
     async def _look_up(self, key: RequestKey, live: _Live) -> None:
-        request = live.request
+        request, timeouts = live.request, self.config.timeouts
         block_size = self.config.model.block_size
+        await self._present(timeouts.engines_s, *ENGINES)
+        if monotonic() - self._opened_at < timeouts.heartbeat_timeout_s:
+            await self._present(timeouts.lookup_s, Role.STORAGE_GATEWAY)  # it comes back to us as everybody does
         if request.hit_tokens is None:
             live.hit_blocks = await self._lookup.hit_blocks(request)
         else:
@@ -310,7 +350,10 @@ class Scheduler(Service):
                     self._tell(frontend, RequestFailed(*action.key, action.code, action.detail))
 
     async def drain(self) -> None:
-        while self._live:
+        """Front ends that stay take their requests to the next scheduler, at once: they wait for it. Those that end
+        with us finish what they have."""
+        await asyncio.sleep(HEAR_S)
+        while self._live and all(member.incarnation in self._leaving for member in self.registry.of(Role.FRONTEND)):
             await asyncio.sleep(0.05)
 
     async def shut(self) -> None:

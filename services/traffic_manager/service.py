@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 from common.blocks.pool import SlotPool
 from common.config import Config
@@ -56,6 +57,7 @@ class TrafficManager(Service):
     """Serves one engine, which attaches once."""
 
     role = Role.TRAFFIC_MANAGER
+    needs = (Role.STORAGE_GATEWAY,)
 
     def __init__(self, config: Config, name: str) -> None:
         super().__init__(config, name)
@@ -163,7 +165,10 @@ class TrafficManager(Service):
         return self.spawn(work, name, essential=True)
 
     def _gateway(self) -> Member | None:
-        return next(iter(self.members_of(Role.STORAGE_GATEWAY)), None)
+        """Any does: they share the blocks. Ours by highest random weight, so that those of all engines spread and a
+        gateway that comes or goes moves few."""
+        gateways = self.members_of(Role.STORAGE_GATEWAY)
+        return max(gateways, key=lambda member: crc32(f"{self.name} {member.name}".encode()), default=None)
 
     def _serve_requests(self, requests: PrefillRequests | DecodeRequests) -> None:
         self.requests = requests

@@ -1,0 +1,150 @@
+"""A process's place in the cluster: registered with the scheduler of the moment, and kept by heartbeats.
+
+    waiting --Register--> enrolled --the scheduler has gone--> waiting for the next one
+                              | a scheduler that lives does not answer: the process ends
+
+The lease. A scheduler gives a member up timeouts.heartbeat_timeout_s after its last heartbeat, and peers then reuse the
+memory that it writes into. So a member ends by that time after it sent the last heartbeat that was answered, also if it
+could still reach its peers. A scheduler that has gone gives nobody up: where its address refuses connections nobody
+listens there any more, and the lease runs from then. The next scheduler knows nobody, and says so; whoever has not come
+back to it within the same time has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from common.clock import monotonic
+from common.config import TimeoutsConfig, endpoint_host
+from common.errors import ConfigError, DualPathError, ErrorCode
+from common.log import get_logger
+from common.messages import Heartbeat, Leave, Member, Register, Registered
+from common.rpc import Link
+from common.wire import PROTOCOL_VERSION
+
+#: Seconds that one try to reach the scheduler takes at most.
+TRY_S = 1.0
+
+
+class Enrolment:
+    """scheduler: the link to it. registered(answer): each time that a scheduler has taken us; gone(): the one that had
+    is no more. held: set while one has us; lag(seconds): how late the loop woke up. report: what goes with a heartbeat.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        scheduler: Callable[[], Link],
+        timeouts: TimeoutsConfig,
+        report: Callable[[], dict[str, float]],
+        registered: Callable[[Registered], None],
+        gone: Callable[[], None],
+        lag: Callable[[float], None],
+    ) -> None:
+        self.held = asyncio.Event()
+        self._member = member
+        self._scheduler = scheduler
+        self._timeouts = timeouts
+        self._report = report
+        self._registered = registered
+        self._gone = gone
+        self._lag = lag
+        self._answer: Registered | None = None
+        self._lease = float("inf")  # until we are registered there is none
+        self._log = get_logger().bind(process=member.name)
+
+    async def begin(self) -> None:
+        """Returns once a scheduler has taken us. ConfigError if it refuses, or none comes."""
+        endpoint = self._scheduler().endpoint
+        deadline = monotonic() + self._timeouts.register_s
+        while True:
+            sent = monotonic()
+            try:
+                answer: Registered = await self._scheduler().call(Register(PROTOCOL_VERSION, self._member), TRY_S)
+                break
+            except DualPathError as error:
+                if error.code is not ErrorCode.UNREACHABLE:
+                    raise ConfigError(f"the scheduler refused {self._member.name}: {error.message}") from None
+            if monotonic() > deadline:
+                raise ConfigError(f"no scheduler at {endpoint}: start it first")
+            self._log.info("waiting for the scheduler", endpoint=endpoint)
+            await self._check_lease(endpoint)
+        self._answer, self._lease = answer, sent + self._timeouts.heartbeat_timeout_s
+        self.held.set()
+        self._registered(answer)
+
+    async def keep(self) -> None:
+        """Heartbeats, without end. DualPathError or ConfigError if this process cannot go on."""
+        patience = self._timeouts.heartbeat_timeout_s
+        while True:
+            assert self._answer is not None, "not registered"
+            sent = monotonic()
+            beat = Heartbeat(self._member.incarnation, self._report(), self._answer.scheduler)
+            try:
+                await self._scheduler().call(beat, min(TRY_S, patience / 2))
+                self._lease = sent + patience
+            except DualPathError as error:
+                match error.code:
+                    case ErrorCode.STRANGER:  # who answers at its address has taken its place
+                        self._lease = sent + patience
+                        await self._begin_again()
+                    case ErrorCode.UNREACHABLE:
+                        if await self._check_lease(self._scheduler().endpoint):
+                            await self._begin_again()
+                    case _:
+                        self._log.warning("heartbeat refused", error=str(error))
+            due = monotonic() + self._answer.heartbeat_s
+            await asyncio.sleep(self._answer.heartbeat_s)
+            self._lag(max(monotonic() - due, 0.0))
+
+    async def _begin_again(self) -> None:
+        self._log.warning("the scheduler has gone: its work is void")
+        self.held.clear()
+        self._gone()
+        await self.begin()
+
+    async def _check_lease(self, endpoint: str) -> bool:
+        """After a try that was not answered: whether the scheduler has gone. DualPathError if the lease is over."""
+        if self._lease == float("inf"):
+            return False
+        asked = monotonic()
+        if asked < self._lease and await _refused(endpoint):
+            self._lease = asked + self._timeouts.heartbeat_timeout_s
+            await asyncio.sleep(min(TRY_S, self._timeouts.heartbeat_s))
+            return True
+        if monotonic() >= self._lease:
+            raise DualPathError(ErrorCode.ENGINE_LOST, f"no lease: {endpoint} does not answer")
+        return False
+
+    async def leave(self, final: bool) -> None:
+        """Tell the scheduler. Not final: returns once it assigns nothing any more, or does not answer."""
+        try:
+            if final:
+                self._scheduler().send(Leave(self._member.incarnation, True))
+            elif self.held.is_set():
+                await self._scheduler().call(Leave(self._member.incarnation, False), TRY_S)
+        except DualPathError as error:
+            self._log.debug("the scheduler did not hear that we leave", error=str(error))
+
+
+async def _refused(endpoint: str) -> bool:
+    """Whether every address of the endpoint refuses a connection: whoever listened there has ended. A host that does
+    not answer refuses nothing."""
+    port = int(endpoint.rpartition(":")[2])
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(TRY_S):
+            found = await loop.getaddrinfo(endpoint_host(endpoint), port, type=socket.SOCK_STREAM)
+            for family, kind, protocol, _, address in found:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.setblocking(False)
+                    try:
+                        await loop.sock_connect(probe, address)
+                        return False
+                    except ConnectionRefusedError:
+                        continue
+    except (OSError, TimeoutError):
+        return False
+    return bool(found)
