@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from common.errors import ConfigError
 from loadgen.progress import ProgressMode
 from loadgen.sizes import FULL
 from loadgen.systems import SYSTEMS
@@ -19,6 +22,15 @@ def positive(value: float) -> float:
     if not (math.isfinite(value) and value > 0):
         raise typer.BadParameter("must be a number above 0")
     return value
+
+
+def one_of(option: str, value: str, names: Iterable[str]) -> str:
+    """The value. ConfigError, with the nearest name, if it is none of them."""
+    known = list(names)
+    if value in known:
+        return value
+    near = get_close_matches(value, known, n=1, cutoff=0.0)
+    raise ConfigError(f"{option} {value!r} is unknown: one of {', '.join(known)}; the nearest is {near[0]}")
 
 
 class Pacing(StrEnum):

@@ -222,11 +222,11 @@ def test_the_figures_of_a_full_result(tmp_path: Path) -> None:
         "runs": [{"system": "basic", "aps": aps, "ttft_s": latency, "tpot_s": latency} for aps in (0.1, 0.2)],
     }
     page = page_of([offline, online], tmp_path)
-    assert [re.search(r"Figure \d+", alt)[0] for alt in page.images] == [  # type: ignore[index]
+    assert [re.search(r"Figures? \d+", alt)[0] for alt in page.images] == [  # type: ignore[index]
         "Figure 7",
-        "Figure 11",
+        "Figures 10",
         "Figure 12",
-        "Figure 14",
+        "Figures 13",
     ]
     assert "aps_dualpath_over_basic" in page.text and "2.25" in page.text
     assert "seed 7" in page.text

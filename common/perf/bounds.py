@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from common.perf.compute import ComputeModel
 from common.perf.hardware import Hardware
@@ -130,15 +131,57 @@ class Plan:
         return sequences / (self.turn.generated * gpu.decode_step_s([self._context] * sequences))
 
 
+@dataclass(frozen=True, slots=True)
+class RatioLimit:
+    """One of the conditions under which a resource does not bind before the storage NICs do (spec §6). least, greatest:
+    prefill nodes over decode nodes; a condition that does not depend on them allows all of them (0 to inf) or none
+    (least above greatest)."""
+
+    resource: str
+    rule: str
+    least: float = 0.0
+    greatest: float = inf
+
+
+def ratio_limits(gpus: int, snic_share: float, cnic_rate: float, dram_rate: float) -> list[RatioLimit]:
+    """All six. snic_share: the node's storage NIC in units of one compute NIC; rates in bytes a second."""
+    g, s = gpus, snic_share
+    storage_rate = s * cnic_rate
+
+    def always(resource: str, rule: str, holds: bool) -> RatioLimit:
+        return RatioLimit(resource, rule) if holds else RatioLimit(resource, rule, inf, 0.0)
+
+    return [
+        always("PE compute NIC, read", "s <= g/2", s <= g / 2),
+        RatioLimit("PE compute NIC, write", "P/D >= s/(g-s)", least=s / (g - s) if s < g else inf),
+        RatioLimit("DE compute NIC, read", "P/D <= (g-2s)/s", greatest=(g - 2 * s) / s),
+        RatioLimit("DE compute NIC, write", "P/D <= (g-s)/(2s)", greatest=(g - s) / (2 * s)),
+        always("PE DRAM", "2sB <= M", 2 * storage_rate <= dram_rate),
+        RatioLimit("DE DRAM", "P/D <= (M/(sB)-3)/2", greatest=(dram_rate / storage_rate - 3) / 2),
+    ]
+
+
 def bottleneck_free_range(
     gpus: int, snic_share: float, cnic_rate: float, dram_rate: float
 ) -> tuple[float, float] | None:
     """P/D ratios (least, greatest) at which neither compute NICs nor DRAM bind before the storage NICs; None if there
     are none (spec §6). snic_share: the node's storage NIC in units of one compute NIC."""
-    g, s = gpus, snic_share
-    storage_rate = s * cnic_rate
-    if s > g / 2 or s >= g or 2 * storage_rate > dram_rate:
-        return None
-    least = s / (g - s)
-    greatest = min((g - 2 * s) / s, (g - s) / (2 * s), (dram_rate / storage_rate - 3) / 2)
+    limits = ratio_limits(gpus, snic_share, cnic_rate, dram_rate)
+    least, greatest = max(limit.least for limit in limits), min(limit.greatest for limit in limits)
     return (least, greatest) if least <= greatest else None
+
+
+def shares_when_saturated(
+    gpus: int, snic_share: float, cnic_rate: float, dram_rate: float, prefill_per_decode: float
+) -> dict[str, float]:
+    """Which share of each resource of ratio_limits() is in use, by the same names, while all storage NICs are saturated
+    and load is balanced (spec §6). Above 1 it binds before they do."""
+    one, storage_rate, ratio = snic_share / gpus, snic_share * cnic_rate, prefill_per_decode
+    return {
+        "PE compute NIC, read": 2 * one,
+        "PE compute NIC, write": one * (1 + 1 / ratio),
+        "DE compute NIC, read": one * (ratio + 2),
+        "DE compute NIC, write": one * (2 * ratio + 1),
+        "PE DRAM": 2 * storage_rate / dram_rate,
+        "DE DRAM": (3 + 2 * ratio) * storage_rate / dram_rate,
+    }

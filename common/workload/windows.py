@@ -16,8 +16,9 @@ from typing import NamedTuple
 from common.workload.hits import hits, pooled
 from common.workload.trajectories import Trajectory
 
-#: Draws of which the most typical one is taken.
+#: Draws of which the most typical one is taken, or fewer with more windows than this in all: many are typical anyway.
 _DRAWS = 64
+_DRAWN = 20_480
 _HALVINGS = 20
 
 
@@ -45,7 +46,7 @@ def windows(trajectories: Sequence[Trajectory], count: int, turns: int, seed: in
         raise ValueError(f"{len(candidates)} windows of {turns} turns in {len(trajectories)} trajectories, not {count}")
     typical = pooled(trajectories)
     rng = random.Random(f"windows/{seed}")
-    draws = [_draw(candidates, count, typical.hit * turns, rng) for _ in range(_DRAWS)]
+    draws = [_draw(candidates, count, typical.hit * turns, rng) for _ in range(max(2, min(_DRAWS, _DRAWN // count)))]
 
     def distance(draw: list[_Candidate]) -> float:
         miss = sum(candidate.miss for candidate in draw) / (count * turns)

@@ -9,6 +9,7 @@ result    kind       offline, online, sweep, compare, ablate, replay ...: a head
           capacity   {system: {"aps", "failed_aps", "bound_aps"}}
           validity   {flag: bool, or {"ok": bool, "detail": str}}: false is shown on top of the page
           bounds     common.perf.bounds.Plan.describe()
+          exhibits, calibration    of `loadgen paper` (loadgen.paper.exhibit, .calibration)
           scale, workload    str: how the cluster was scaled, what was played
           the rest   (config, seed, versions ...) is shown as it is
 

@@ -1,5 +1,5 @@
-"""How even the load was over time (the paper's Figure 14): of storage NICs over nodes, of attention time over the
-engines of a group."""
+"""How even the load was over time (the paper's Figures 13 and 14): of storage NICs over nodes, of attention time over
+the engines of a group."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Offline figures: job completion time by system against what a sweep varies (the paper's 7 to 10), and step by step
-(13)."""
+"""Offline figures: job completion time by system against what a sweep varies (the paper's 7 to 9), and step by step
+(12)."""
 
 from __future__ import annotations
 

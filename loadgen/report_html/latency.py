@@ -1,5 +1,5 @@
-"""Online figures: latencies against the arrival rate (the paper's 11), and what the time to first token is made of
-(12)."""
+"""Online figures: latencies against the arrival rate (the paper's 10 and 11), and what the time to first token is made
+of (12)."""
 
 from __future__ import annotations
 

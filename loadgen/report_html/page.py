@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -14,9 +13,11 @@ from common.errors import ConfigError
 from loadgen.report_html.balance import balance_figure
 from loadgen.report_html.jobs import ablation_figure, sweep_figure
 from loadgen.report_html.latency import online_figure, parts_figure
+from loadgen.report_html.paper import exhibits_of, sections
+from loadgen.report_html.parts import cell, image, table
 from loadgen.report_html.runs import Run, broken_flags, read_runs
-from loadgen.report_html.style import digits, svg, title
-from loadgen.report_html.tables import NOTHING, system_table
+from loadgen.report_html.style import title
+from loadgen.report_html.tables import system_table
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1a1a1a; max-width: 1240px; margin: 2rem auto; padding: 0 1rem; }
@@ -37,14 +38,13 @@ pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: 12px; }
 def render(results: Sequence[Mapping[str, Any]]) -> str:
     """The whole page. ConfigError if no result holds a run that measured anything."""
     runs = read_runs(results)
-    if not runs:
+    if not runs and not exhibits_of(results):
         raise ConfigError("no result holds a run that measured anything: give the files that loadgen wrote with --out")
     body = [
         "<h1>dualpath: experiments</h1>",
         _validity(results, runs),
-        "<h2>Systems</h2>",
-        "<p>Medians over runs, least and greatest in brackets; ratios are of runs of the same repeat.</p>",
-        _table(*system_table(runs)),
+        *sections(results),
+        _systems(runs),
         _ratios(results),
         _capacity(results),
         *_figures(runs),
@@ -57,6 +57,13 @@ def render(results: Sequence[Mapping[str, Any]]) -> str:
         + "\n".join(part for part in body if part)
         + "\n</body></html>\n"
     )
+
+
+def _systems(runs: Sequence[Run]) -> str:
+    if not runs:
+        return ""
+    told = "Medians over runs, least and greatest in brackets; ratios are of runs of the same repeat."
+    return f"<h2>Systems</h2>\n<p>{told}</p>\n{table(*system_table(runs))}"
 
 
 def _validity(results: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> str:
@@ -81,35 +88,35 @@ def _figures(runs: Sequence[Run]) -> Iterable[str]:
     jobs = "Job completion time, offline"
     drawn: list[tuple[str, Figure | None]] = [
         (f"{jobs}, by system and agents (Figure 7)", sweep_figure(runs, "agents")),
-        (f"{jobs}, by max agent length (Figure 8)", sweep_figure(runs, "mal")),
+        (f"{jobs}, by max agent length (Figure 7)", sweep_figure(runs, "mal")),
         (f"{jobs}, by append length (Figure 9)", sweep_figure(runs, "append_scale")),
         (f"{jobs}, by generation length (Figure 9)", sweep_figure(runs, "generation_scale")),
-        (f"{jobs}, by prefill and decode nodes (Figure 10)", sweep_figure(runs, "nodes")),
+        (f"{jobs}, by prefill and decode nodes (Figure 8)", sweep_figure(runs, "nodes")),
         (
-            "Latency, online: mean, and p99 dotted; hollow: given up, not stationary, or not valid (Figure 11)",
+            "Latency, online: mean, and p99 dotted; hollow: given up, not stationary, or not valid (Figures 10 and 11)",
             online_figure(runs),
         ),
         ("Parts of the time to first token (Figure 12)", parts_figure(runs)),
-        ("Ablation: each step against Basic (Figure 13)", ablation_figure(runs)),
-        ("Balance over time; dashed: mean (Figure 14)", balance_figure(runs)),
+        ("Ablation: each step against Basic (Figure 12)", ablation_figure(runs)),
+        ("Balance over time; dashed: mean (Figures 13 and 14)", balance_figure(runs)),
     ]
     for heading, figure in drawn:
         if figure is not None:
-            image = base64.b64encode(svg(figure)).decode()
             yield f"<h2>{escape(heading)}</h2>"
-            yield f'<img alt="{escape(heading)}" src="data:image/svg+xml;base64,{image}">'
+            yield image(heading, figure)
 
 
 def _ratios(results: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for result in results:
-        for name, value in (result.get("ratios") or {}).items():
+        told_already = bool(result.get("exhibits"))
+        for name, value in ({} if told_already else result.get("ratios") or {}).items():
             values = (result.get("spreads") or {}).get(name) or [None]
             bound = (result.get("bound_ratios") or {}).get(name)
             told = (value, min(values), max(values), bound)
-            rows.append([name, *map(_cell, told), str(result.get("kind", ""))])
+            rows.append([name, *map(cell, told), str(result.get("kind", ""))])
     header = ["ratio", "median", "least", "greatest", "by the formula", "experiment"]
-    return "<h2>Ratios</h2>\n" + _table(header, [("", rows)]) if rows else ""
+    return "<h2>Ratios</h2>\n" + table(header, [("", rows)]) if rows else ""
 
 
 def _capacity(results: Sequence[Mapping[str, Any]]) -> str:
@@ -118,7 +125,7 @@ def _capacity(results: Sequence[Mapping[str, Any]]) -> str:
     sets, rules = [], []
     for result in results:
         found = result.get("capacity") or {}
-        rows = [[system, *(_cell(told.get(name)) for name in _CAPACITY)] for system, told in found.items()]
+        rows = [[system, *(cell(told.get(name)) for name in _CAPACITY)] for system, told in found.items()]
         if rows:
             run: Mapping[str, Any] = {**result, **next(iter(result.get("runs") or ()), {})}
             sets.append((title([(name, run[name]) for name in ("model", "nodes", "mal") if name in run]), rows))
@@ -126,7 +133,7 @@ def _capacity(results: Sequence[Mapping[str, Any]]) -> str:
     if not sets:
         return ""
     rule = "".join(f"<p>{escape(rule)}</p>" for rule in dict.fromkeys(rules) if rule)
-    return f"<h2>Capacity</h2>\n{rule}{_table(header, sets)}"
+    return f"<h2>Capacity</h2>\n{rule}{table(header, sets)}"
 
 
 _CAPACITY = ("aps", "failed_aps", "bound_aps")
@@ -148,19 +155,4 @@ def _origin(result: Mapping[str, Any]) -> str:
     return "".join(lines) + f"</p>\n<details><summary>configuration</summary><pre>{escape(shown)}</pre></details>"
 
 
-_MEASURED = frozenset({"runs", "records", "ratios", "spreads", "bound_ratios", "capacity", "balance"})
-
-
-def _cell(value: object) -> str:
-    return digits(value) if isinstance(value, int | float) else NOTHING
-
-
-def _table(header: Sequence[str], sets: Iterable[tuple[str, Sequence[Sequence[str]]]]) -> str:
-    """sets: (title or "", rows) each."""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    lines = [f"<tr>{head}</tr>", "</thead><tbody>"]
-    for name, rows in sets:
-        if name:
-            lines.append(f'<tr class="set"><th colspan="{len(header)}">{escape(name)}</th></tr>')
-        lines += ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
-    return '<div class="scroll"><table><thead>\n' + "\n".join(lines) + "\n</tbody></table></div>"
+_MEASURED = frozenset({"runs", "records", "ratios", "spreads", "bound_ratios", "capacity", "balance", "exhibits"})

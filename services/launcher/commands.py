@@ -22,7 +22,7 @@ from common.rundir import RunDirectory
 from common.workload.scaling import DEMO, Selection
 from common.workload.sessions import PACKAGED
 from services import serve
-from services.launcher import demo, profile, signals
+from services.launcher import demo, plan, profile, signals
 from services.launcher.cluster import Cluster, with_model, with_profile
 from services.launcher.models import get_model
 from services.launcher.status import get_status, status_table
@@ -198,6 +198,56 @@ async def _profile(spec: str, file: Path | None, workload: profile.Workload, out
     for line in profile.findings(profiled):
         results.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+@app.command("plan")
+def plan_command(
+    model: Annotated[str, typer.Option(help="ds-660b, ds-27b or qwen-32b")] = "ds-660b",
+    workload: Annotated[str, typer.Option(help="Trajectories like those of the paper's set 32k, 48k or 64k")] = "64k",
+    aps: Annotated[float, typer.Option(help="Agents that start a second")] = 0.4,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs of a node, each with a compute NIC")] = 8,
+    cnic: Annotated[str, typer.Option(help="Rate of a compute NIC", metavar="RATE")] = "400gbit",
+    snic: Annotated[str, typer.Option(help="Rate of a node's storage NIC", metavar="RATE")] = "400gbit",
+    dram: Annotated[str, typer.Option(help="Rate of a node's memory", metavar="RATE")] = "500GB/s",
+    hardware: Annotated[str, typer.Option(help="GPUs: h800 or h100")] = "h800",
+    system: Annotated[str, typer.Option(help="As of `loadgen compare`")] = "dualpath",
+    nodes: Annotated[str | None, typer.Option(help="Only this shape, say 2P4D, instead of a search")] = None,
+    slo_ttft: Annotated[float, typer.Option(help="Objective for mean TTFT, in seconds")] = 4.0,
+    slo_tpot: Annotated[float, typer.Option(help="Objective for mean TPOT, in seconds")] = 0.05,
+    seed: Annotated[int, typer.Option(help="Decides arrivals and trajectories")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the plan here, as JSON", metavar="FILE", dir_okay=False, writable=True)
+    ] = None,
+) -> None:
+    """How many nodes of each role a load needs: by formulas, and by a search over short simulations."""
+    asked = {
+        "model": model,
+        "workload": workload,
+        "aps": aps,
+        "gpus-per-node": gpus_per_node,
+        "cnic": cnic,
+        "snic": snic,
+        "dram": dram,
+        "hardware": hardware,
+        "system": system,
+        "nodes": nodes,
+        "slo-ttft": slo_ttft,
+        "slo-tpot": slo_tpot,
+        "seed": seed,
+    }
+    _run(_plan([f"--{name}={value}" for name, value in asked.items() if value is not None], out))
+
+
+async def _plan(arguments: list[str], out: Path | None) -> int:
+    check_result_file(out)
+    with _progress() as progress:
+        told = await plan.run_plan(arguments, progress)
+    results.print(plan.plan_table(told))
+    for line in plan.findings(told):
+        results.print(line, markup=False, highlight=False, soft_wrap=True)
+    if out is not None:
+        out.write_text(json.dumps(told, indent=1) + "\n")
+    return 0 if told["best"] else 1
 
 
 @app.command("status")

@@ -1,0 +1,86 @@
+"""`loadgen paper WHAT`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from common.results import check_result_file
+from loadgen.conduct import PIPE_WIDTH, errors
+from loadgen.experiment import versions
+from loadgen.options import Out, Seed, one_of
+from loadgen.paper.calibration import CALIBRATIONS
+from loadgen.paper.cases import FULL, QUICK, OnProgress, Runner
+from loadgen.paper.exhibit import Exhibit, ratios
+from loadgen.paper.exhibits import EXHIBITS
+from loadgen.paper.tables import print_calibration, print_exhibit, print_heldout
+from loadgen.report import write_result
+
+ALL = "all"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("paper")(paper)
+
+
+def paper(
+    what: Annotated[str, typer.Argument(help=f"{', '.join(EXHIBITS)} or {ALL}", metavar="WHAT")],
+    quick: Annotated[bool, typer.Option("--quick", help="Shorter runs: all of them in under 10 minutes")] = False,
+    seed: Seed = 0,
+    out: Out = None,
+) -> None:
+    """Tables and figures of the paper out of the simulator: ours beside the published number where there is one."""
+    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    with errors():
+        check_result_file(out)
+        one_of("WHAT", what, (*EXHIBITS, ALL))
+        with _shown() as on_progress:
+            runner = Runner(QUICK if quick else FULL, seed, on_progress)
+            started = time.perf_counter()
+            exhibits = []
+            for name in EXHIBITS if what == ALL else [what]:
+                exhibits.append(EXHIBITS[name](runner))
+                print_exhibit(exhibits[-1], console)
+            wall_s = time.perf_counter() - started
+        if runner.results:
+            print_calibration(console)
+            console.print(runner.size.statement, highlight=False)
+        print_heldout(exhibits, console)
+        if out is not None:
+            write_result(_result(what, exhibits, runner, wall_s), out)
+
+
+def _result(what: str, exhibits: list[Exhibit], runner: Runner, wall_s: float) -> dict[str, Any]:
+    runs = {id(run): run for exhibit in exhibits for run in exhibit.runs}
+    return {
+        "kind": "paper",
+        "what": what,
+        "seed": runner.seed,
+        "workload": runner.size.statement,
+        "calibration": {name: calibration.describe() for name, calibration in CALIBRATIONS.items()},
+        "exhibits": [exhibit.describe() for exhibit in exhibits],
+        "ratios": ratios(exhibits),
+        "runs": list(runs.values()),
+        "wall_s": wall_s,
+        "versions": versions(),
+    }
+
+
+@contextmanager
+def _shown() -> Iterator[OnProgress]:
+    """A bar for the run at hand on a terminal; elsewhere nothing."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda title, done: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda title, done: bar.update(task, description=title, completed=done)

@@ -1,0 +1,129 @@
+"""Table 3 and Figures 13 to 15: balance, and clusters of up to 1,152 GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from loadgen.capacity import Search
+from loadgen.paper.cases import Case, Runner
+from loadgen.paper.exhibit import Exhibit, Line, Panel, Row
+
+SMALL = Case("dualpath", "2P4D", agents=2000)
+LARGE = Case("dualpath", "48P96D", agents=48_000)
+SMALL_ONLINE = Case("dualpath", "2P4D", aps=0.4)
+LARGE_ONLINE = Case("dualpath", "44P88D", aps=8.8)
+LATENCIES = ("ttft", "ttst", "tpot")
+#: Where the search for the rate of like latency ends, of the rate, and its runs at most.
+TOLERANCE, TRIALS = 0.02, 5
+
+
+def table3(runner: Runner) -> Exhibit:
+    small, large = runner.run(SMALL), runner.run(LARGE)
+    rows = [
+        Row("jct_s_2p4d", "offline, 2P4D, 2,000 agents: JCT", "s", small["job_s"]),
+        Row("jct_s_48p96d", "offline, 48P96D, 48,000 agents: JCT", "s", large["job_s"]),
+        Row("jct_48p96d_over_2p4d", "offline: 48P96D / 2P4D, JCT", "x", large["job_s"] / small["job_s"]),
+    ]
+    for case, words in ((SMALL_ONLINE, "online, 2P4D, 0.4 APS"), (LARGE_ONLINE, "online, 44P88D, 8.8 APS")):
+        run = runner.run(case)
+        rows += [
+            Row(f"{name}_s_{case.nodes.lower()}", f"{words}: {name.upper()}", "s", _mean(run, name))
+            for name in LATENCIES
+        ]
+    rows.append(
+        Row(
+            "aps_44p88d_over_2p4d",
+            "APS at which TTFT is that of 2P4D at 0.4: 44P88D / 2P4D",
+            "x",
+            _like_latency(runner) / SMALL_ONLINE.aps,
+        )
+    )
+    rows += _costs(runner)
+    rows += _other_calibration(runner)
+    cases = (SMALL, LARGE, SMALL_ONLINE, LARGE_ONLINE)
+    return Exhibit("table3", "Large scale, ds-660b, 64K, DualPath", rows, runs=[runner.run(case) for case in cases])
+
+
+def _other_calibration(runner: Runner) -> list[Row]:
+    """What each calibration says of the other one's kind of load: they are not one."""
+    online = runner.run(replace(SMALL_ONLINE, calibration="offline"))
+    offline = runner.run(replace(SMALL, calibration="online"))
+    words = "with the calibration of the other kind of load: 2P4D"
+    return [
+        Row("jct_s_2p4d_online_calibration", f"{words} offline, JCT", "s", offline["job_s"]),
+        *(
+            Row(f"{name}_s_2p4d_offline_calibration", f"{words} online, {name.upper()}", "s", _mean(online, name))
+            for name in LATENCIES
+        ),
+    ]
+
+
+def _like_latency(runner: Runner) -> float:
+    """Agents a second of the large cluster with the small one's mean TTFT at 0.4."""
+    target = _mean(runner.run(SMALL_ONLINE), "ttft") or 0.0
+    search = Search(LARGE_ONLINE.aps, TOLERANCE, TRIALS)
+    while not search.done:
+        ttft = _mean(runner.run(replace(LARGE_ONLINE, aps=search.rate)), "ttft")
+        search.tell(ttft is not None and ttft <= target)
+    bounds = [rate for rate in (search.met, search.failed) if rate is not None]
+    return sum(bounds) / len(bounds)
+
+
+def _mean(run: dict[str, Any], latency: str) -> float | None:
+    """Seconds, over the last window."""
+    told = run["verdict"].get(f"window_{latency}_s") or {}
+    value = told.get("mean", run[f"{latency}_ms"]["mean"] and run[f"{latency}_ms"]["mean"] / 1e3)
+    return None if value is None else float(value)
+
+
+def _costs(runner: Runner) -> list[Row]:
+    """What simulating cost, and what the scheduler's decisions would cost a real scheduler."""
+    offline, online = runner.run(LARGE)["simulator"], runner.run(LARGE_ONLINE)
+    policy_s = online["simulator"]["policy_cpu_s"]
+    span_s = online["rates"]["whole"]["to_s"]
+    return [
+        Row("policy_share", "48P96D: share of CPU time in the scheduling policy", "", offline["policy_share"]),
+        Row("scheduler_cores_44p88d", "44P88D at 8.8 APS: CPU time of the policy a second", "cores", policy_s / span_s),
+        Row("simulation_48p96d_cpu_s", "48P96D: CPU time of the simulation", "s", offline["cpu_s"]),
+    ]
+
+
+def figure13(runner: Runner) -> Exhibit:
+    cases = [Case(system, agents=2048) for system in ("+dual", "dualpath")]
+    names = {"+dual": "snic_max_over_avg_round_robin", "dualpath": "snic_max_over_avg"}
+    rows = [
+        Row(names[case.system], f"{case.system}: SNIC traffic, max/avg over nodes", "x", _snic_balance(runner, case))
+        for case in cases
+    ]
+    return Exhibit("fig13", "Balance of storage NICs", rows, runs=[runner.run(case) for case in cases])
+
+
+def figure14(runner: Runner) -> Exhibit:
+    cases = [Case(system, agents=2048) for system in ("+dual", "dualpath")]
+    names = {"+dual": "attention_max_over_avg_round_robin", "dualpath": "attention_max_over_avg"}
+    rows = []
+    for case in cases:
+        told = runner.run(case)["balance"]["attention"]
+        first = told["first_5_percent"]["rounds"] or told["rounds"]
+        what = f"{case.system}: attention time, max/avg in a group, first 5 % of the job"
+        rows.append(Row(names[case.system], what, "x", first))
+    return Exhibit("fig14", "Balance of attention time", rows, runs=[runner.run(case) for case in cases])
+
+
+def _snic_balance(runner: Runner, case: Case) -> float | None:
+    told = runner.run(case)["balance"]["snic"]
+    return None if told is None else told["mean"]
+
+
+def figure15(runner: Runner) -> Exhibit:
+    run = runner.run(LARGE)
+    series = run["series"]
+    panels = [
+        Panel("48P96D, 48,000 agents", "time (s)", name.replace("_", " "), [Line("dualpath", series["at_s"], values)])
+        for name, values in series.items()
+        if name != "at_s"
+    ]
+    rate = run["prompt_tokens"] / run["job_s"]
+    rows = [Row("prompt_tokens_per_s_48p96d", "prompt tokens a second, mean", "tokens/s", rate)]
+    return Exhibit("fig15", "Offline at 48P96D over time", rows, panels, notes=("the paper's figure is an image",))
