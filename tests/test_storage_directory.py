@@ -33,7 +33,7 @@ async def test_blocks_come_back_as_they_were_stored_also_after_a_restart(tmp_pat
         assert await store.exists([]) == []
     values = metrics.snapshot()
     assert values["storage_blocks_written_total"] == values["storage_blocks_read_total"] == 40
-    assert values["storage_bytes_written_total"] == values["storage_bytes_read_total"] == 40 * SIZE
+    assert values["block_store_written_bytes_total"] == values["block_store_read_bytes_total"] == 40 * SIZE
     assert values["storage_misses_total"] == 1
     assert quarantined(metrics) == {}
 
@@ -260,7 +260,7 @@ async def test_bad_blocks_of_a_batch_do_not_touch_the_others(tmp_path: Path) -> 
         assert all(view == payload_of(name) for name, view, ok in zip(wanted, into, found, strict=True) if ok)
         assert quarantined(metrics) == {"checksum": 1, "size": 1}
         assert metrics.snapshot()["storage_misses_total"] == 3
-        assert metrics.snapshot()["storage_bytes_read_total"] == 4 * SIZE
+        assert metrics.snapshot()["block_store_read_bytes_total"] == 4 * SIZE
         assert await store.read([], []) == []
 
 

@@ -39,7 +39,7 @@ async def test_blocks_are_stored_matched_and_read_also_after_a_restart(
         assert await tm.match([*names, "new"]) == 30
         assert await tm.read(names) == [True] * 30
         assert [tm.block(slot) for slot in names] == [payload_of(name) for name in names]
-        assert world.metric("storage_bytes_read_total") == 30 * BLOCK
+        assert world.metric("block_store_read_bytes_total") == 30 * BLOCK
         assert world.metric("storage_staging_slots_free") == 16
         assert world.metric("storage_blocks_in_flight") == 0
         assert [member.manifest for member in world.scheduler.registered] == [world.gateway.manifest]

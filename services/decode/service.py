@@ -63,7 +63,8 @@ class DecodeEngine(EngineService[Sequence]):
         self._decoded = self.metrics.counter("decode_tokens", "Tokens decoded")
         self._preempted = self.metrics.counter("preemptions", "Running requests preempted for lack of pages")
         self.metrics.gauge("pages_free", "Free pages of device memory").set_function(lambda: self.pages.num_free)
-        self.metrics.gauge("running", "Requests in the running batch").set_function(lambda: len(self._running))
+        running = self.metrics.gauge("decode_running_requests", "Requests in the running batch")
+        running.set_function(lambda: len(self._running))
         on = self.node.on
         on(FirstToken, self._on_first_token)
         on(Delivered, self._on_delivered)

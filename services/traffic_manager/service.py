@@ -140,7 +140,7 @@ class TrafficManager(Service):
         self.metrics.gauge("buffer_slots_free", "Free slots of the staging buffer").set_function(
             lambda: self.staging.pool.num_free if self.staging else 0
         )
-        self.metrics.gauge("buffer_waiting", "Requests that wait for staging slots").set_function(
+        self.metrics.gauge("buffer_waiting_requests", "Requests that wait for staging slots").set_function(
             lambda: len(self.staging) if self.staging else 0
         )
         self.metrics.gauge("tier_blocks", "Blocks kept in the DRAM tier").set_function(lambda: len(self.tier))
