@@ -98,7 +98,7 @@ class Endpoint:
     def register(self, memory: Memory) -> RegionDescriptor:
         """memory stays its owner's, who deregisters before closing it."""
         key = secrets.token_bytes(REGION_KEY_BYTES)
-        ways: dict[str, Any] = {"shm": "", "address": ""}
+        ways: dict[str, Any] = {"shm": "", "address": "", "verbs": ""}
         if self._nic is not None:
             ways |= {"nic": self._nic.name, "rate": self._nic.rate}
         for mover in self._remote:

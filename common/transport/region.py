@@ -12,9 +12,10 @@ from common.wire import message
 class RegionDescriptor:
     """Where a region can be written: size in bytes, the secret key that grants it, and a way in per transport.
 
-    host: identity of the owner's host and pid namespace; shm: a path on that host which maps the region;
-    address: host:port of the owner's data listener ("" where there is none). nic: the owner's interface, named apart
-    from all others; rate: its pace in bytes a second where it is paced (0: it is not).
+    host: identity of the owner's host and pid namespace; shm: a path on that host which maps the region; address:
+    host:port of the owner's data listener; verbs: host:port/incarnation of its RDMA listener ("" where there is none).
+    nic: the owner's interface, named apart from all others; rate: its pace in bytes a second where it is paced (0: it
+    is not).
     """
 
     key: bytes
@@ -22,5 +23,6 @@ class RegionDescriptor:
     host: str
     shm: str
     address: str
+    verbs: str = ""
     nic: str = ""
     rate: float = 0.0
