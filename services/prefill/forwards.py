@@ -24,19 +24,20 @@ from services.prefill.sequence import Sequence
 
 @dataclass(slots=True, eq=False)
 class InHand:
-    """A forward that the traffic manager has begun. failed: requests of it whose rows did not come, or not arrive. due:
-    once its steps are computed, when it is drained at the latest. computed: its first tokens are out; drained: its rows
-    are."""
+    """A forward that the traffic manager has begun. chunks: the last planned of each request. failed: requests of it
+    whose rows did not come, or not arrive. due: once its steps are computed, when it is drained at the latest.
+    computed: its first tokens are out; drained: its rows are.
+    """
 
     plan: BeginForward
     memory: Range
     sequences: list[Sequence]
     steps: Steps | None = None
+    chunks: dict[Sequence, Chunk] = field(default_factory=dict)
     failed: set[RequestKey] = field(default_factory=set)
     due: float = math.inf
     computed: bool = False
     drained: bool = False
-
 
     @property
     def num_steps(self) -> int:
@@ -83,8 +84,8 @@ class Host(Protocol):
     def pack(self, sequences: list[Sequence], rows: int) -> list[Chunk]:
         """The next forward of these, FIFO, in so many rows of a layer slot."""
 
-    def advanced(self, sequence: Sequence, chunk: Chunk) -> None:
-        """The rows of this chunk are delivered."""
+    def delivered(self, sequence: Sequence) -> None:
+        """All of its rows are."""
 
     def lost(self, sequence: Sequence) -> None:
         """Its KV did not come, or did not arrive."""
@@ -148,13 +149,13 @@ class Forwards:
         self.pool.give_back(forward.memory)
         self._forget(forward)
         for sequence in forward.sequences:
-            chunk, sequence.chunk = sequence.chunk, None
+            chunk = forward.chunks.get(sequence)
             if sequence.dropped:
                 continue
             if sequence.key in forward.failed or chunk is None:
                 self.host.lost(sequence)
-            else:
-                self.host.advanced(sequence, chunk)
+            elif chunk.last:
+                self.host.delivered(sequence)
         self._freed()
         self.host.wake()
 

@@ -50,20 +50,10 @@ class Layerwise(Forwards):
             forward.computed = True
             self._end_if_done(forward)
 
-    def _packable(self) -> list[Sequence]:
-        """In order, up to one whose next chunk has to wait for its last one."""
-        packable = []
-        for sequence in self._waiting:
-            if sequence.chunk is None:
-                packable.append(sequence)
-            elif not sequence.chunk.last:
-                break
-        return packable
-
     def _plan(self) -> Run | None:
         row_bytes, num_layers = self.geometry.row_bytes, self.geometry.num_layers
         free = self.pool.largest_free
-        sequences = self._packable()
+        sequences = [sequence for sequence in self._waiting if sequence.pending.miss]
         chunks = self.host.pack(sequences, layerwise_rows(self.host))
         # what is not free yet makes a batch smaller, never a chunk: that would move its context once more
         while (rows := sum(chunk.cached + chunk.new for chunk in chunks)) * 2 * row_bytes > free:
@@ -77,13 +67,13 @@ class Layerwise(Forwards):
         slots = Slots(memory.start, rows, 2 * per_step)
         batch, row = [], 0
         for sequence, chunk in zip(sequences, chunks, strict=False):
-            sequence.chunk = chunk
+            sequence.planned += chunk.new
             batch.append(prefill_sequence(sequence, chunk, row, slots))
             row += chunk.cached + chunk.new
         steps = Steps(num_layers, per_step, lambda step: self._step_computed(forward, step), self.host.wait_s)
         places = [sequence.place for sequence in batch]
         plan = BeginForward(self._number(), slots.base, rows, slots.count, per_step, places)
-        forward = InHand(plan, memory, sequences[: len(batch)], steps)
+        forward = InHand(plan, memory, sequences[: len(batch)], steps, dict(zip(sequences, chunks, strict=False)))
         self._begin(forward)
         return Run([forward], forward.sequences, batch, steps)
 

@@ -25,11 +25,12 @@ def resident_rows(host: Host) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Resident:
-    """A request in device memory. forward: set once it is begun. loaded: it can be computed."""
+    """A request in device memory. forward: set once it is begun. loaded: it can be computed; computing: it is being."""
 
     memory: Range
     forward: InHand | None = None
     loaded: bool = False
+    computing: bool = False
 
 
 class Resident(Forwards):
@@ -63,7 +64,7 @@ class Resident(Forwards):
             del self._resident[sequence]
             self.pool.give_back(resident.memory)
             self._admit()
-        elif resident.loaded and sequence.chunk is None:
+        elif resident.loaded and not resident.computing:
             self._leave(resident.forward)
 
     def next(self) -> Run | None:
@@ -73,9 +74,11 @@ class Resident(Forwards):
             return None
         batch, forwards = [], []
         for sequence, chunk in zip(sequences, chunks, strict=False):
-            sequence.chunk = chunk
+            sequence.planned += chunk.new
             resident = self._resident[sequence]
             assert resident.forward is not None, "loaded"
+            resident.computing = True
+            resident.forward.chunks[sequence] = chunk
             forwards.append(resident.forward)
             slots = Slots(resident.memory.start, sequence.num_tokens, self.geometry.num_layers)
             batch.append(prefill_sequence(sequence, chunk, 0, slots))
@@ -85,18 +88,16 @@ class Resident(Forwards):
 
     @property
     def planned(self) -> bool:
-        return any(sequence.chunk is None or not sequence.chunk.last for sequence in self._loaded_order)
+        return any(sequence.pending.miss for sequence in self._loaded_order)
 
     def computed(self, run: Run) -> None:
         for sequence in run.sequences:
-            resident, chunk = self._resident[sequence], sequence.chunk
-            assert resident.forward is not None and chunk is not None
-            if chunk.last or sequence.dropped:
+            resident = self._resident[sequence]
+            assert resident.forward is not None, "computed"
+            resident.computing = False
+            if not sequence.pending.miss or sequence.dropped:
                 self._loaded_order.pop(sequence, None)
-                self._leave(resident.forward)
-            else:  # its rows stay where they are
-                sequence.computed += chunk.new
-                sequence.chunk = None
+                self._leave(resident.forward)  # else its rows stay where they are
 
     def _leave(self, forward: InHand) -> None:
         forward.computed = True

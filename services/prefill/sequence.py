@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from common.messages import Assign, PrefillStarted
 from common.types import RequestKey
-from services.prefill.batching import Chunk, Pending
+from services.prefill.batching import Pending
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A request of ours.
 
-    since: when it was assigned; due: when it is given up. cached: hit tokens, known once it is ready; computed: tokens
-    of earlier chunks, whose KV the next one can load. chunk: planned or being computed. admission_s: until it had the
+    since: when it was assigned; due: when it is given up. cached: hit tokens, known once it is ready; planned: tokens
+    of all chunks so far, computed or in hand: what the next one comes after. admission_s: until it had the
     device memory that it needs before its read; allocation_s, read_s: parts of TTFT (spec §10).
     """
 
@@ -25,14 +25,13 @@ class Sequence:
     since: float
     due: float
     cached: int = 0
-    computed: int = 0
+    planned: int = 0
     admission_s: float = 0.0
     allocation_s: float = 0.0
     read_s: float = 0.0
     ready: bool = False
     started: bool = False
     dropped: bool = False
-    chunk: Chunk | None = None
 
     @property
     def key(self) -> RequestKey:
@@ -44,7 +43,7 @@ class Sequence:
 
     @property
     def pending(self) -> Pending:
-        cached = self.cached + self.computed
+        cached = self.cached + self.planned
         return Pending(self.key, cached, self.num_tokens - cached)
 
     def start(self) -> PrefillStarted:

@@ -213,13 +213,10 @@ class PrefillEngine(EngineService[Sequence]):
         self.request_failed(sequence.key, ErrorCode.TRANSFER_FAILED, "KV rows did not arrive")
         self.drop(sequence.key)
 
-    def advanced(self, sequence: Sequence, chunk: Chunk) -> None:
-        """This chunk's rows are delivered."""
-        if chunk.last:
-            self.to_scheduler(PrefillDone(*sequence.key))
-            self.drop(sequence.key)
-        else:
-            sequence.computed += chunk.new
+    def delivered(self, sequence: Sequence) -> None:
+        """All of its rows are."""
+        self.to_scheduler(PrefillDone(*sequence.key))
+        self.drop(sequence.key)
 
     def check_progress(self, now: float) -> None:
         if self.forwards.overdue(now):

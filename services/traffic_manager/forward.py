@@ -8,6 +8,9 @@ layers.
 Cached rows come from our own buffer as far as it has slots for them, else from the decode buffer: on the PE path it has
 slots for the whole prompt, on the DE path none, in a split read those of our part of the hits. While chunks follow, new
 rows for which our buffer has slots are kept there. Rows go to the decode buffer once, except those that it has read.
+
+A forward may begin while the one before it is in hand, with the next chunk of a request that is in both: of each layer
+it loads that request's rows once the earlier chunk's are where they are loaded from.
 """
 
 from __future__ import annotations
@@ -36,10 +39,12 @@ from services.traffic_manager.staging import Staged
 
 @dataclass(slots=True)
 class _Sequence:
-    """A sequence of this forward: where it is staged, and the rows that its decode buffer does not hold yet."""
+    """A sequence of this forward: where it is staged, and the rows that its decode buffer does not hold yet. after: the
+    forward in hand that has its chunk before this one."""
 
     place: SequenceSlice
     staged: Staged
+    after: Forward | None
     runs: dict[Hop, StepRuns] = field(default_factory=dict)
 
     pushed: tuple[int, int] | None = None  # rows [start, stop) that the decode side pushes
@@ -75,13 +80,15 @@ class Forward:
         self._slot_bytes = plan.rows * geometry.row_bytes
         self._num_steps = -(-geometry.num_layers // plan.layers_per_step)
         self._computed = [asyncio.Event() for _ in range(self._num_steps)]
+        self._sent = [asyncio.Event() for _ in range(self._num_steps)]
         self._failed: dict[RequestKey, str] = {}
         self._log = get_logger()
         self._sequences: list[_Sequence] = []
         for place in plan.sequences:
             key = (place.request_id, place.attempt)
             if key in staged and staged[key].peer_staged is not None:
-                self._sequences.append(_Sequence(place, staged[key]))
+                self._sequences.append(_Sequence(place, staged[key], staged[key].forward))
+                staged[key].forward = self
             else:
                 self._failed[key] = "not staged"
 
@@ -99,6 +106,9 @@ class Forward:
                 group.create_task(self._lane(lane, window))
         for sequence in self._alive():
             sequence.staged.sent = sequence.stop
+        for sequence in self._sequences:
+            if sequence.staged.forward is self:
+                sequence.staged.forward = None
         self._tell(ForwardDrained(self.plan.forward, list(self._failed)))
         return [sequence.place for sequence in self._alive()]
 
@@ -108,7 +118,8 @@ class Forward:
         own = staged.plan.blocks * geometry.block_size  # rows that have a place in our buffer
         loaded, kept = min(place.cached, own), min(sequence.stop, own)
         read_there = staged.hits(geometry.block_size)
-        lacking = [(staged.sent, min(read_there[0], sequence.stop)), (max(staged.sent, read_there[1]), sequence.stop)]
+        sent = staged.sent if sequence.after is None else place.cached
+        lacking = [(sent, min(read_there[0], sequence.stop)), (max(sent, read_there[1]), sequence.stop)]
 
         def plan(hop: Hop, make: RowRuns, slots: list[int], *ranges: tuple[int, int]) -> None:
             rows = [(start, stop) for start, stop in ranges if start < stop]
@@ -139,9 +150,21 @@ class Forward:
             self._tell(LayersLoaded(self.plan.forward, step, list(self._failed)))
             await self._computed[step].wait()
             await self._send(layers, base)
+            self._sent[step].set()
+
+    async def _follow(self, layers: Layers) -> None:
+        """Of sequences with an earlier chunk in hand: wait until its rows of these layers have been sent."""
+        for sequence in self._sequences:
+            if sequence.after is not None:
+                per_step = sequence.after.plan.layers_per_step
+                for step in range(layers.first // per_step, -(-(layers.first + layers.count) // per_step)):
+                    await sequence.after._sent[step].wait()
+                if sequence.staged.key in sequence.after._failed:
+                    self._failed.setdefault(sequence.staged.key, "its chunk before failed")
 
     async def _load(self, layers: Layers, base: int, window: PushWindow | None) -> None:
         """Cached rows into the slots: ours by loopback writes through our own NIC, the decode side's pushed by it."""
+        await self._follow(layers)
         work = []
         for sequence in self._alive():
             target = base + sequence.place.row * self._geometry.row_bytes
