@@ -1,10 +1,11 @@
 """The wire format of the tcp transport: framed one-sided writes and their acknowledgements. Little endian.
 
-A frame is a header, a table of runs (offset and length in the target region, 8 bytes each) and the runs' bytes one
-after the other. Header and table have checksums of their own, which are verified before a byte of the region is
-touched; the payload has one that is verified before the write is acknowledged. A transfer is one frame or more, so that
-no transfer keeps a stream for itself, none needs more than a fixed amount of memory to receive, and stopping one at the
-end of a frame leaves the stream whole. Frames are acknowledged in order.
+A frame is a header, a table of runs (offset and length in the target region, 8 bytes each), the runs' bytes one after
+the other, and their checksum. Header and table have checksums of their own, which are verified before a byte of the
+region is touched; that of the payload comes last, so that both sides compute it piece by piece, while the bytes are in
+the processor's cache, and is verified before the write is acknowledged. A transfer is one frame or more, so that no
+transfer keeps a stream for itself, and stopping one at the end of a frame leaves the stream whole. Frames are
+acknowledged in order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
 from common.transport.base import cut_runs, inside
 from common.transport.copying import MIN_RECORDS
@@ -24,18 +25,27 @@ from common.transport.memory import REGION_KEY_BYTES
 from common.wire import PROTOCOL_VERSION
 
 MAGIC = b"DPTW"
-#: A frame carries at most so many bytes and so many runs.
-MAX_PAYLOAD_BYTES = 1 << 20
+#: A frame carries at most so many bytes and runs; our own are shorter, so that several transfers share a stream.
+MAX_PAYLOAD_BYTES = 64 << 20
+FRAME_BYTES = 4 << 20
 MAX_RUNS = 2048
 RUN_BYTES = 16
+#: So many frames of one stream, and about so many bytes, may be under way. It bounds how long a stopped transfer takes
+#: to be quiet.
+MAX_UNACKED = 64
+MAX_UNACKED_BYTES = 16 << 20
+#: One vectored call moves so much at most, between its checksum and its copy it stays in the processor's cache.
+CHUNK_BYTES = 512 << 10
+MAX_SLICES = 128
 #: Where a frame has many runs, shorter than this on average, its bytes are gathered before they are sent, and scattered
 #: when all of them have been received: cheaper than a place of its own for each in the vectored calls.
 SHORT_RUN_BYTES = 4 << 10
+SCRATCH_BYTES = 1 << 20
 
-# magic, version, traffic class, region key, transfer, runs, payload bytes, payload checksum, table checksum
-_HEADER = struct.Struct(f"<4sHBx{REGION_KEY_BYTES}sQIIQQ")
-_CHECKSUM = struct.Struct("<Q")
-HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+# magic, version, traffic class, region key, transfer, runs, payload bytes, table checksum
+_HEADER = struct.Struct(f"<4sHBx{REGION_KEY_BYTES}sQIIQ")
+CHECKSUM = struct.Struct("<Q")
+HEADER_BYTES = _HEADER.size + CHECKSUM.size
 #: transfer, status
 ACK = struct.Struct("<QB7x")
 
@@ -60,7 +70,6 @@ class Header:
     transfer: int
     num_runs: int
     num_bytes: int
-    payload_checksum: int
     table_checksum: int
 
     def pack(self) -> bytes:
@@ -72,10 +81,9 @@ class Header:
             self.transfer,
             self.num_runs,
             self.num_bytes,
-            self.payload_checksum,
             self.table_checksum,
         )
-        return raw + _CHECKSUM.pack(xxh3_64_intdigest(raw))
+        return raw + CHECKSUM.pack(xxh3_64_intdigest(raw))
 
     @classmethod
     def unpack(cls, raw: memoryview) -> Header:
@@ -83,7 +91,7 @@ class Header:
         magic, version, *rest = _HEADER.unpack_from(raw)
         if magic != MAGIC or version != PROTOCOL_VERSION:
             raise FrameError(f"magic {magic!r}, version {version}")
-        if _CHECKSUM.unpack_from(raw, _HEADER.size)[0] != xxh3_64_intdigest(raw[: _HEADER.size]):
+        if CHECKSUM.unpack_from(raw, _HEADER.size)[0] != xxh3_64_intdigest(raw[: _HEADER.size]):
             raise FrameError("header checksum")
         header = cls(*rest)
         if not (0 < header.num_runs <= MAX_RUNS and 0 < header.num_bytes <= MAX_PAYLOAD_BYTES):
@@ -93,7 +101,7 @@ class Header:
 
 def has_short_runs(num_runs: int, num_bytes: int) -> bool:
     """Whether the bytes of a frame travel through a Scratch."""
-    return num_runs >= MIN_RECORDS and num_bytes < num_runs * SHORT_RUN_BYTES
+    return num_runs >= MIN_RECORDS and num_bytes <= SCRATCH_BYTES and num_bytes < num_runs * SHORT_RUN_BYTES
 
 
 class Scratch:
@@ -104,7 +112,7 @@ class Scratch:
 
     def first(self, num_bytes: int) -> memoryview:
         if self._room is None:
-            self._room = memoryview(bytearray(MAX_PAYLOAD_BYTES))
+            self._room = memoryview(bytearray(SCRATCH_BYTES))
         return self._room[:num_bytes]
 
 
@@ -118,12 +126,17 @@ class Cursor:
         self._done = 0  # bytes of that run
         self.remaining = sum(lengths)
 
-    def slices(self, memory: memoryview, most: int = 128) -> list[memoryview]:
-        """What comes next, as at most so many slices for one vectored call. Drop them before waiting for anything."""
-        end = self._run + most
-        runs = zip(self._offsets[self._run : end], self._lengths[self._run : end], strict=True)
-        views = [memory[offset : offset + length] for offset, length in runs]
-        views[0] = views[0][self._done :]
+    def slices(self, memory: memoryview, most: int = MAX_SLICES, most_bytes: int = CHUNK_BYTES) -> list[memoryview]:
+        """What comes next, as so many slices and bytes at most, for one vectored call. Drop them before waiting for
+        anything in which the memory could be closed."""
+        views: list[memoryview] = []
+        run, done = self._run, self._done
+        while most_bytes and run < len(self._lengths) and len(views) < most:
+            start = self._offsets[run] + done
+            length = min(self._lengths[run] - done, most_bytes)
+            views.append(memory[start : start + length])
+            most_bytes -= length
+            run, done = run + 1, 0
         return views
 
     def advance(self, num_bytes: int) -> None:
@@ -136,7 +149,11 @@ class Cursor:
 
 def split_frames(runs: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Runs (source, target, length), frame by frame."""
-    return cut_runs(runs, MAX_PAYLOAD_BYTES, MAX_RUNS)
+    for frame in cut_runs(runs, FRAME_BYTES, MAX_RUNS):
+        if len(frame) >= MIN_RECORDS and frame[:, 2].mean() < SHORT_RUN_BYTES:
+            yield from cut_runs(frame, SCRATCH_BYTES)
+        else:
+            yield frame
 
 
 def pack_table(runs: NDArray[np.int64]) -> bytes:
@@ -163,11 +180,3 @@ def fits(table: NDArray[np.int64], size: int) -> bool:
 def packed(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where each run begins when they lie one after the other."""
     return np.cumsum(lengths) - lengths
-
-
-def checksum(memory: memoryview, offsets: list[int], lengths: list[int]) -> int:
-    """Of the runs' bytes, in order."""
-    digest = xxh3_64()
-    for offset, length in zip(offsets, lengths, strict=True):
-        digest.update(memory[offset : offset + length])
-    return digest.intdigest()

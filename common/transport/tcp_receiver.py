@@ -1,14 +1,21 @@
-"""The receiving side of the tcp transport: a listener that writes sound frames straight into registered regions."""
+"""The receiving side of the tcp transport: a listener that writes sound frames straight into registered regions.
+
+Each stream is a generator that takes frames as long as there are bytes and yields where there are none, with how many
+it would like: so the kernel wakes the event loop for a piece worth its while, not for every packet.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import time
+from collections.abc import Callable, Generator
 from ipaddress import ip_address
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from common.errors import ConfigError
 from common.metrics import Metrics
@@ -17,15 +24,16 @@ from common.transport.copying import copy_runs
 from common.transport.mover import Region, Regions
 from common.transport.tcp_frames import (
     ACK,
+    CHECKSUM,
     HEADER_BYTES,
     MAX_RUNS,
+    MAX_UNACKED,
     RUN_BYTES,
     Cursor,
     FrameError,
     Header,
     Scratch,
     Status,
-    checksum,
     fits,
     has_short_runs,
     packed,
@@ -34,9 +42,186 @@ from common.transport.tcp_frames import (
 
 #: Peers times traffic classes, with room to spare; further ones are turned away.
 MAX_CONNECTIONS = 1024
-SCRATCH_BYTES = 64 << 10
+DISCARD_BYTES = 64 << 10
 #: Pause after a failed accept (out of descriptors), seconds.
 ACCEPT_RETRY_S = 0.05
+#: A stream that has more to take gives the event loop back after so many bytes.
+TURN_BYTES = 2 << 20
+#: In mid-frame a stream waits for so many bytes, or for the rest of the frame.
+WAKE_BYTES = 256 << 10
+#: Late streams are looked for so many times within their time.
+SWEEPS = 4
+
+Result = TypeVar("Result")
+Steps = Generator[int, None, Result]
+"""Work on a stream; it yields the bytes that it waits for (1: any) whenever it has to wait, or has had its turn."""
+
+
+class Stream:
+    """One peer's stream, from its first byte to its end, which ended() tells once.
+
+    since: when it began to owe us bytes (time.monotonic); None between frames.
+    """
+
+    def __init__(
+        self, sock: socket.socket, regions: Regions, refuse: Callable[[str], None], ended: Callable[[Stream], None]
+    ) -> None:
+        self.since: float | None = time.monotonic()  # a peer that connects has something to send
+        self._sock = sock
+        self._regions = regions
+        self._refuse = refuse
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._head = memoryview(bytearray(HEADER_BYTES))
+        self._table = memoryview(bytearray(MAX_RUNS * RUN_BYTES))
+        self._checksum = memoryview(bytearray(CHECKSUM.size))
+        self._scratch = Scratch()
+        self._class: int | None = None
+        self._acks = bytearray()
+        self._turn = 0  # bytes taken in this one
+        self._wanted = 1
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # or a host that vanishes leaves it for ever
+        self._steps = self._take_frames()
+        self._loop.add_reader(sock, self._on_readable)
+
+    def end(self, reason: str = "") -> None:
+        """Take nothing more. Idempotent. reason: why it is refused, "" if it is not."""
+        if self._sock.fileno() < 0:
+            return
+        if reason:
+            self._refuse(reason)
+        self._loop.remove_reader(self._sock)
+        self._sock.close()
+        self._ended(self)
+
+    def _on_readable(self) -> None:
+        self._turn = 0
+        try:
+            wanted = next(self._steps)
+            self._acknowledge()
+            if wanted != self._wanted:
+                self._wanted = wanted
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+        except StopIteration:
+            self.end()
+        except FrameError:
+            self.end("malformed")
+        except OSError:
+            self.end("broken_off")
+
+    def _acknowledge(self) -> None:
+        """Answer for frames taken. Of a peer that keeps to the protocol so few are under way that they have room."""
+        if self._acks:
+            try:
+                sent = self._sock.send(self._acks)
+            except BlockingIOError:
+                sent = 0
+            if sent < len(self._acks):
+                raise ConnectionResetError("a peer that does not read")
+            self._acks.clear()
+
+    def _take_frames(self) -> Steps[None]:
+        """Until the peer is done, or does something that cannot be forgiven."""
+        while (yield from self._head_filled()):
+            header = Header.unpack(self._head)
+            if header.traffic_class >= len(TRAFFIC_CLASSES):
+                raise FrameError(f"traffic class {header.traffic_class}")
+            if header.traffic_class != self._class:
+                self._class = header.traffic_class
+                mark(self._sock, TRAFFIC_CLASSES[self._class])  # acknowledgements ride with their data
+            status = yield from self._take_frame(header)
+            if status is not Status.OK:
+                self._refuse(status.name.lower())
+            self.since = None
+            self._acks += ACK.pack(header.transfer, status)
+            if len(self._acks) >= MAX_UNACKED // 2 * ACK.size:
+                self._acknowledge()
+        self._acknowledge()
+
+    def _head_filled(self) -> Steps[bool]:
+        """Returns False if the stream ends where a frame could begin."""
+        filled = 0
+        while filled < HEADER_BYTES:
+            try:
+                received = self._sock.recv_into(self._head[filled:])
+            except BlockingIOError:
+                yield HEADER_BYTES - filled if filled else 1
+                continue
+            if not received:
+                if filled:
+                    raise ConnectionResetError
+                return False
+            if self.since is None:
+                self.since = time.monotonic()
+            filled += received
+        return True
+
+    def _take_frame(self, header: Header) -> Steps[Status]:
+        """The payload into its region if all is well, else into nothing; returns what became of it."""
+        raw_table = self._table[: header.num_runs * RUN_BYTES]
+        yield from self._fill(raw_table)
+        table = unpack_table(raw_table, header)
+        region = self._regions.get(header.key)
+        if region is None:
+            yield from self._discard(header.num_bytes + CHECKSUM.size)
+            return Status.UNKNOWN_REGION
+        if not fits(table, region.descriptor.size):
+            yield from self._discard(header.num_bytes + CHECKSUM.size)
+            return Status.OUT_OF_RANGE
+        if has_short_runs(header.num_runs, header.num_bytes):
+            return (yield from self._take_scattered(header, table, region))
+        return (yield from self._take_in_place(header, table, region))
+
+    def _take_in_place(self, header: Header, table: NDArray[np.int64], region: Region) -> Steps[Status]:
+        cursor, digest = Cursor(table[:, 0].tolist(), table[:, 1].tolist()), xxh3_64()
+        while cursor.remaining:
+            if not region.registered:
+                yield from self._discard(cursor.remaining + CHECKSUM.size)
+                return Status.UNKNOWN_REGION
+            try:
+                self._turn += _receive_some(self._sock, region, cursor, digest)
+            except BlockingIOError:
+                self._turn = TURN_BYTES
+            if self._turn >= TURN_BYTES and cursor.remaining:
+                yield min(cursor.remaining + CHECKSUM.size, WAKE_BYTES)
+        return (yield from self._verified(digest.intdigest()))
+
+    def _take_scattered(self, header: Header, table: NDArray[np.int64], region: Region) -> Steps[Status]:
+        payload = self._scratch.first(header.num_bytes)
+        yield from self._fill(payload)
+        status = yield from self._verified(xxh3_64_intdigest(payload))
+        if status is not Status.OK or not region.registered:
+            return Status.UNKNOWN_REGION if status is Status.OK else status
+        _check_not_reset(self._sock)
+        copy_runs(payload, region.memory.view, np.stack([packed(table[:, 1]), table[:, 0], table[:, 1]], axis=1))
+        return Status.OK
+
+    def _verified(self, digest: int) -> Steps[Status]:
+        """Whether the sender has the same checksum, which comes next."""
+        yield from self._fill(self._checksum)
+        return Status.OK if CHECKSUM.unpack(self._checksum)[0] == digest else Status.CHECKSUM
+
+    def _fill(self, place: memoryview) -> Steps[None]:
+        """Fill memory of our own."""
+        while place:
+            try:
+                received = self._sock.recv_into(place)
+            except BlockingIOError:
+                yield min(len(place), WAKE_BYTES)
+                continue
+            if not received:
+                raise ConnectionResetError
+            self._turn += received
+            place = place[received:]
+
+    def _discard(self, num_bytes: int) -> Steps[None]:
+        nowhere = memoryview(bytearray(min(num_bytes, DISCARD_BYTES)))
+        while num_bytes:
+            part = nowhere[: min(num_bytes, DISCARD_BYTES)]
+            yield from self._fill(part)
+            num_bytes -= len(part)
 
 
 class Listener:
@@ -48,8 +233,8 @@ class Listener:
         self._regions = regions
         self._timeout_s = timeout_s
         self._sock: socket.socket | None = None
-        self._serving: set[asyncio.Task[None]] = set()
-        self._scratch = memoryview(bytearray(SCRATCH_BYTES))  # where refused payloads end; never read
+        self._streams: set[Stream] = set()
+        self._sweep: asyncio.TimerHandle | None = None
         self._refused = metrics.counter("transport_refused", "Frames and connections refused, by reason", ("reason",))
 
     async def start(self) -> None:
@@ -75,10 +260,8 @@ class Listener:
         asyncio.get_running_loop().remove_reader(self._sock)
         self._sock.close()
         self._sock = None
-        serving = list(self._serving)
-        for task in serving:
-            task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
+        for stream in list(self._streams):
+            stream.end()
 
     def _accept(self) -> None:
         assert self._sock is not None
@@ -87,126 +270,60 @@ class Listener:
         except BlockingIOError:
             return
         except OSError:  # out of descriptors, say: try again when some may be free
-            self._refused.labels("accept").inc()
+            self._refuse("accept")
             asyncio.get_running_loop().remove_reader(self._sock)
             asyncio.get_running_loop().call_later(ACCEPT_RETRY_S, self._accept_again)
             return
-        if len(self._serving) >= MAX_CONNECTIONS:
-            self._refused.labels("too_many").inc()
+        if len(self._streams) >= MAX_CONNECTIONS:
+            self._refuse("too_many")
             sock.close()
             return
-        task = asyncio.create_task(self._serve(sock), name=f"serve {self.address}")
-        self._serving.add(task)
-
-        def ended(task: asyncio.Task[None]) -> None:
-            self._serving.discard(task)
+        try:
+            self._streams.add(Stream(sock, self._regions, self._refuse, self._ended))
+        except OSError:  # it is gone already
             sock.close()
-
-        task.add_done_callback(ended)
+            return
+        if self._sweep is None:
+            self._sweep_later()
 
     def _accept_again(self) -> None:
         if self._sock is not None:
             asyncio.get_running_loop().add_reader(self._sock, self._accept)
 
-    async def _serve(self, sock: socket.socket) -> None:
-        """Take frames until the peer is done, or does something that cannot be forgiven."""
-        head = memoryview(bytearray(HEADER_BYTES))
-        table = memoryview(bytearray(MAX_RUNS * RUN_BYTES))
-        scratch = Scratch()
-        marked: int | None = None
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # or a host that vanishes leaves it for ever
-            async with asyncio.timeout(self._timeout_s):
-                more = await _more(sock)  # a peer that connects has something to send
-            while more:
-                async with asyncio.timeout(self._timeout_s):
-                    header = await self._receive_header(sock, head)
-                    if header.traffic_class != marked:
-                        marked = header.traffic_class
-                        mark(sock, TRAFFIC_CLASSES[marked])  # acknowledgements ride with their data
-                    status = await self._receive_frame(sock, header, table[: header.num_runs * RUN_BYTES], scratch)
-                    if status is not Status.OK:
-                        self._refused.labels(status.name.lower()).inc()
-                    await asyncio.get_running_loop().sock_sendall(sock, ACK.pack(header.transfer, status))
-                await asyncio.sleep(0)  # a fast peer must not keep the event loop for itself
-                more = await _more(sock)
-        except FrameError:
-            self._refused.labels("malformed").inc()
-        except TimeoutError:
-            self._refused.labels("late").inc()
-        except OSError:
-            self._refused.labels("broken_off").inc()
+    def _refuse(self, reason: str) -> None:
+        self._refused.labels(reason).inc()
 
-    async def _receive_header(self, sock: socket.socket, head: memoryview) -> Header:
-        await _receive(sock, head)
-        header = Header.unpack(head)
-        if header.traffic_class >= len(TRAFFIC_CLASSES):
-            raise FrameError(f"traffic class {header.traffic_class}")
-        return header
+    def _ended(self, stream: Stream) -> None:
+        self._streams.discard(stream)
+        if not self._streams and self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
 
-    async def _receive_frame(
-        self, sock: socket.socket, header: Header, raw_table: memoryview, scratch: Scratch
-    ) -> Status:
-        """The payload into its region if all is well, else into nothing."""
-        await _receive(sock, raw_table)
-        table = unpack_table(raw_table, header)
-        region = self._regions.get(header.key)
-        if region is None:
-            await self._discard(sock, header.num_bytes)
-            return Status.UNKNOWN_REGION
-        if not fits(table, region.descriptor.size):
-            await self._discard(sock, header.num_bytes)
-            return Status.OUT_OF_RANGE
-        if has_short_runs(header.num_runs, header.num_bytes):
-            return await self._receive_scattered(sock, header, table, region, scratch)
-        return await self._receive_in_place(sock, header, table, region)
+    def _sweep_later(self) -> None:
+        self._sweep = asyncio.get_running_loop().call_later(self._timeout_s / SWEEPS, self._end_late)
 
-    async def _receive_in_place(
-        self, sock: socket.socket, header: Header, table: NDArray[np.int64], region: Region
-    ) -> Status:
-        offsets, lengths = table[:, 0].tolist(), table[:, 1].tolist()
-        cursor = Cursor(offsets, lengths)
-        while cursor.remaining:
-            if not region.registered:
-                await self._discard(sock, cursor.remaining)
-                return Status.UNKNOWN_REGION
-            try:
-                _receive_some(sock, region, cursor)
-            except BlockingIOError:
-                await _readable(sock)
-        if checksum(region.memory.view, offsets, lengths) != header.payload_checksum:
-            return Status.CHECKSUM
-        return Status.OK
-
-    async def _receive_scattered(
-        self, sock: socket.socket, header: Header, table: NDArray[np.int64], region: Region, scratch: Scratch
-    ) -> Status:
-        payload = scratch.first(header.num_bytes)
-        await _receive(sock, payload)
-        if not region.registered:
-            return Status.UNKNOWN_REGION
-        if xxh3_64_intdigest(payload) != header.payload_checksum:
-            return Status.CHECKSUM
-        _check_not_reset(sock)
-        copy_runs(payload, region.memory.view, np.stack([packed(table[:, 1]), table[:, 0], table[:, 1]], axis=1))
-        return Status.OK
-
-    async def _discard(self, sock: socket.socket, num_bytes: int) -> None:
-        while num_bytes:
-            part = self._scratch[: min(num_bytes, SCRATCH_BYTES)]
-            await _receive(sock, part)
-            num_bytes -= len(part)
+    def _end_late(self) -> None:
+        self._sweep_later()
+        begun_by = time.monotonic() - self._timeout_s
+        for stream in [one for one in self._streams if one.since is not None and one.since < begun_by]:
+            stream.end("late")
 
 
-def _receive_some(sock: socket.socket, region: Region, cursor: Cursor) -> None:
-    """One vectored call."""
+def _receive_some(sock: socket.socket, region: Region, cursor: Cursor, digest: xxh3_64) -> int:
+    """One vectored call, and the checksum while the bytes are in the processor's cache. The bytes that came."""
     _check_not_reset(sock)
-    received = sock.recvmsg_into(cursor.slices(region.memory.view))[0]
+    views = cursor.slices(region.memory.view)
+    received = rest = sock.recvmsg_into(views)[0]
     if not received:
         raise ConnectionResetError
+    for view in views:
+        if rest <= len(view):
+            digest.update(view[:rest])
+            break
+        digest.update(view)
+        rest -= len(view)
     cursor.advance(received)
+    return received
 
 
 def _check_not_reset(sock: socket.socket) -> None:
@@ -214,41 +331,3 @@ def _check_not_reset(sock: socket.socket) -> None:
     memory may soon belong to another."""
     if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
         raise ConnectionResetError
-
-
-async def _receive(sock: socket.socket, buffer: memoryview) -> None:
-    """Fill the buffer. ConnectionError if the stream ends before."""
-    while buffer:
-        try:
-            received = sock.recv_into(buffer)
-        except BlockingIOError:
-            await _readable(sock)
-            continue
-        if not received:
-            raise ConnectionResetError
-        buffer = buffer[received:]
-
-
-async def _more(sock: socket.socket) -> bool:
-    """Wait for the next byte. False if the stream ends instead."""
-    while True:
-        try:
-            return bool(sock.recv(1, socket.MSG_PEEK))
-        except BlockingIOError:
-            await _readable(sock)
-
-
-async def _readable(sock: socket.socket) -> None:
-    """Wait until there is something to read, or the end of the stream."""
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_reader(sock, wake)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(sock)

@@ -10,26 +10,28 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from common.transport.classes import TRAFFIC_CLASSES, TrafficClass, mark
 from common.transport.copying import copy_runs
 from common.transport.mover import Job
 from common.transport.tcp_frames import (
     ACK,
+    CHECKSUM,
+    MAX_UNACKED,
+    MAX_UNACKED_BYTES,
     Cursor,
     Header,
     Scratch,
     Status,
-    checksum,
     has_short_runs,
     pack_table,
     packed,
     split_frames,
 )
 
-#: So many frames of one stream may be under way. It bounds how long a stopped transfer takes to be quiet.
-MAX_UNACKED = 8
+#: A stream that could send more gives the event loop back after so many calls.
+TURN_CALLS = 4
 
 _REASONS = {status.value: status.name.lower().replace("_", " ") for status in Status}
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once, with a reset instead of what has not been sent
@@ -44,7 +46,7 @@ class Flow:
         self.job = job
         self.frames: deque[NDArray[np.int64]] = deque(split_frames(job.batch.runs))
         self.unacked = 0  # frames begun
-        self.spoil = job.corrupt  # the next frame
+        self.spoil = job.corrupt  # the checksum of the next frame
         self.failure: str | None = None
         self.done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
 
@@ -64,40 +66,41 @@ class Frame:
 
     def __init__(self, flow: Flow, runs: NDArray[np.int64], traffic_class: int, scratch: Scratch) -> None:
         job = flow.job
-        num_bytes = int(runs[:, 2].sum())
-        if has_short_runs(len(runs), num_bytes):
-            self._bytes = scratch.first(num_bytes)
+        self.flow = flow
+        self.num_bytes = int(runs[:, 2].sum())
+        if has_short_runs(len(runs), self.num_bytes):
+            self._bytes = scratch.first(self.num_bytes)
             copy_runs(job.source.view, self._bytes, np.stack([runs[:, 0], packed(runs[:, 2]), runs[:, 2]], axis=1))
-            offsets, lengths = [0], [num_bytes]
+            self._body = Cursor([0], [self.num_bytes])
         else:
             self._bytes = job.source.view
-            offsets, lengths = runs[:, 0].tolist(), runs[:, 2].tolist()
+            self._body = Cursor(runs[:, 0].tolist(), runs[:, 2].tolist())
         table = pack_table(runs)
-        header = Header(
-            traffic_class,
-            job.batch.target.key,
-            flow.number,
-            len(runs),
-            num_bytes,
-            checksum(self._bytes, offsets, lengths),
-            xxh3_64_intdigest(table),
-        )
-        self.flow = flow
-        self._head = memoryview(header.pack() + table)
-        self._body = Cursor(offsets, lengths)
-        if flow.spoil:
-            flow.spoil = False
-            self._head = memoryview(bytes(self._head) + bytes([self._bytes[offsets[0]] ^ 0xFF]))
-            self._body.advance(1)
+        key = job.batch.target.key
+        header = Header(traffic_class, key, flow.number, len(runs), self.num_bytes, xxh3_64_intdigest(table))
+        self._next = [memoryview(header.pack() + table)]  # what the socket takes next
+        self._digest = xxh3_64()
 
     def send(self, sock: socket.socket) -> bool:
         """One vectored call. True once the whole frame is in the socket; OSError."""
-        body = self._body.slices(self._bytes) if self._body.remaining else []
-        sent = sock.sendmsg([self._head, *body])
-        of_head = min(sent, len(self._head))
-        self._head = self._head[of_head:]
-        self._body.advance(sent - of_head)
-        return not self._head and not self._body.remaining
+        if self._body.remaining and len(self._next) < 2:
+            self._add_chunk()
+        sent = sock.sendmsg(self._next)
+        while self._next and sent >= len(self._next[0]):
+            sent -= len(self._next.pop(0))
+        if sent:
+            self._next[0] = self._next[0][sent:]
+        return not self._next and not self._body.remaining
+
+    def _add_chunk(self) -> None:
+        views = self._body.slices(self._bytes)
+        for view in views:
+            self._digest.update(view)
+            self._body.advance(len(view))
+        self._next += views
+        if not self._body.remaining:
+            spoiled, self.flow.spoil = self.flow.spoil, False
+            self._next.append(memoryview(CHECKSUM.pack(self._digest.intdigest() ^ spoiled)))
 
 
 class Connection:
@@ -118,7 +121,8 @@ class Connection:
         self._ready: deque[Flow] = deque()    # flows with frames to begin
         self._frame: Frame | None = None      # being sent
         self._scratch = Scratch()
-        self._unacked: deque[Flow] = deque()  # one entry a frame sent
+        self._unacked: deque[tuple[Flow, int]] = deque()  # of each frame sent: whose it is, its bytes
+        self._unacked_bytes = 0
         self._acks = bytearray()
         self._writing = False
         self._connecting = self._loop.create_task(self._connect(timeout_s), name=f"connect {address}")
@@ -174,11 +178,16 @@ class Connection:
         self._loop.add_reader(sock, self._on_readable)
         self._watch()
 
+    @property
+    def _has_room(self) -> bool:
+        """For another frame to be under way."""
+        return len(self._unacked) < MAX_UNACKED and self._unacked_bytes < MAX_UNACKED_BYTES
+
     def _watch(self) -> None:
         """Wait for room in the socket while there is something to send, and only then."""
         if self._sock is None or not self.open:
             return
-        wanted = self._frame is not None or (bool(self._ready) and len(self._unacked) < MAX_UNACKED)
+        wanted = self._frame is not None or (bool(self._ready) and self._has_room)
         if wanted and not self._writing:
             self._loop.add_writer(self._sock, self._on_writable)
         elif self._writing and not wanted:
@@ -187,23 +196,26 @@ class Connection:
 
     def _on_writable(self) -> None:
         assert self._sock is not None
-        if self._frame is None:
-            self._frame = self._next_frame()
-        if self._frame is not None:
-            try:
+        try:
+            for _ in range(TURN_CALLS):
+                if self._frame is None:
+                    self._frame = self._next_frame()
+                if self._frame is None:
+                    break
                 if self._frame.send(self._sock):
-                    self._unacked.append(self._frame.flow)
+                    self._unacked.append((self._frame.flow, self._frame.num_bytes))
+                    self._unacked_bytes += self._frame.num_bytes
                     self._frame = None
-            except BlockingIOError:
-                pass
-            except OSError as error:
-                self.reset(f"{self._address}: {error}")
-                return
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.reset(f"{self._address}: {error}")
+            return
         self._watch()
 
     def _next_frame(self) -> Frame | None:
         """Of the flow whose turn it is; flows that were stopped while they waited are passed over."""
-        while self._ready:
+        while self._ready and self._has_room:
             flow = self._ready.popleft()
             if flow.frames:
                 runs = flow.frames.popleft()
@@ -230,10 +242,11 @@ class Connection:
         acks = bytes(self._acks[:whole])
         del self._acks[:whole]
         for number, status in ACK.iter_unpack(acks):
-            if not self._unacked or self._unacked[0].number != number:
+            if not self._unacked or self._unacked[0][0].number != number:
                 self.reset(f"{self._address} acknowledged what was not sent")
                 return
-            flow = self._unacked.popleft()
+            flow, num_bytes = self._unacked.popleft()
+            self._unacked_bytes -= num_bytes
             flow.unacked -= 1
             if status == Status.OK:
                 flow.settle()
