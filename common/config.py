@@ -6,19 +6,17 @@ DUALPATH_SECTION__FIELD=value sets one field (DUALPATH_TIMEOUTS__LOOKUP_S=0.5). 
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from common.config_layers import Layers, problems, read_layers
 from common.errors import ConfigError
 from common.faults import Fault
 
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-ENV_PREFIX = "DUALPATH_"
 
 
 def parse_size(value: object) -> object:
@@ -300,39 +298,13 @@ def is_loopback(host: str) -> bool:
 
 
 def load_config(file: Path | None = None, overrides: dict[str, Any] | None = None) -> Config:
-    """Read the file, then the environment, then overrides (dotted names). ConfigError names the field."""
-    values: dict[str, Any] = {}
-    if file is not None:
-        try:
-            values = tomllib.loads(file.read_text())
-        except OSError as error:
-            raise ConfigError(f"configuration file {file}: {error.strerror}") from None
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"configuration file {file} is not TOML: {error}") from None
-    for name, text in sorted(os.environ.items()):
-        if name.startswith(ENV_PREFIX) and "__" in name:
-            _assign(values, name.removeprefix(ENV_PREFIX).lower().split("__"), text)
-    for dotted, value in (overrides or {}).items():
-        if value is not None:
-            _assign(values, dotted.split("."), value)
+    """Read the file, then the environment, then overrides (dotted names). ConfigError names the first wrong field, and
+    who set it."""
+    layers = read_layers(file, overrides or {})
     try:
-        return Config.model_validate(values)
+        return Config.model_validate(layers.values)
     except ValidationError as error:
-        raise _refusal(error) from None
-
-
-def _refusal(error: ValidationError) -> ConfigError:
-    """The first thing that is wrong, in one line."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "configuration"
-    what = "no such field" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-    return ConfigError(f"{where}: {what}")
-
-
-def _assign(values: dict[str, Any], path: list[str], value: object) -> None:
-    for part in path[:-1]:
-        values = values.setdefault(part, {})
-    values[path[-1]] = value
+        raise ConfigError(str(problems(error, layers, Config)[0])) from None
 
 
 def dump_config(config: Config) -> str:
@@ -345,4 +317,4 @@ def read_dumped_config(text: str) -> Config:
     try:
         return Config.model_validate_json(text)
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise ConfigError(str(problems(error, Layers(), Config)[0])) from None

@@ -115,7 +115,7 @@ class Link:
         self._socket.close(LINGER_MS)
 
 
-def _read_key_pair(directory: str) -> tuple[bytes, bytes]:
+def read_key_pair(directory: str) -> tuple[bytes, bytes]:
     """(public, secret) of the cluster's CURVE certificate. ConfigError if it cannot be read."""
     path = Path(directory) / "cluster.key_secret"
     try:
@@ -135,7 +135,7 @@ class Node:
         self.endpoint = ""
         self._security = security
         self._faults = faults
-        self._key_pair = _read_key_pair(security.curve_dir) if security.curve_dir else None
+        self._key_pair = read_key_pair(security.curve_dir) if security.curve_dir else None
         self._context = zmq.asyncio.Context()  # one node a process, so one context
         self._handlers: dict[type, Handler] = {}
         self._links: dict[str, Link] = {}

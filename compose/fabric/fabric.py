@@ -9,7 +9,7 @@ from typing import Self
 
 import zmq.auth
 
-from common.config import ENV_PREFIX
+from common.config_layers import ENV_PREFIX
 from common.errors import ConfigError
 from compose.fabric import registry, shaping, system, topology
 from compose.fabric.layout import (

@@ -22,7 +22,7 @@ from common.rundir import RunDirectory
 from common.workload.scaling import DEMO, Selection
 from common.workload.sessions import PACKAGED
 from services import serve
-from services.launcher import demo, plan, profile, signals
+from services.launcher import configuration, demo, plan, profile, signals
 from services.launcher.cluster import Cluster, with_model, with_profile
 from services.launcher.models import get_model
 from services.launcher.status import get_status, status_table
@@ -263,6 +263,27 @@ async def _status(file: Path | None) -> int:
     except DualPathError as error:
         raise ConfigError(f"{error}: is a cluster up there? --config FILE names another scheduler") from None
     results.print(status_table(status))
+    return 0
+
+
+@app.command("config")
+def config_command(
+    config: ConfigFile = None,
+    check: Annotated[bool, typer.Option("--check", help="Say what is wrong, and where; exit status 2 if any")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the effective values and where each comes from")] = False,
+) -> None:
+    """Check or show the configuration: the file and, above it, the environment."""
+    _run(_config(config, show or not check))
+
+
+async def _config(file: Path | None, show: bool) -> int:
+    values, layers, problems = configuration.check(file)
+    for problem in problems:
+        _say(f"error: {problem}")
+    if values is None:
+        return 2
+    for line in configuration.effective(values, layers) if show else ["the configuration is good"]:
+        results.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
