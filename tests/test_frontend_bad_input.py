@@ -25,8 +25,11 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
     [
         ({"prompt": []}, "prompt", ["at least 1 token", "got 0"]),
         ({"prompt": [[]]}, "prompt", ["at least 1 token"]),
-        ({"prompt": ["a", "b"]}, "prompt", ["batch of 2"]),
-        ({"prompt": [[1], [2]]}, "prompt", ["batch of 2"]),
+        ({"prompt": ["a", 3]}, "prompt", ["string or a list of token ids"]),
+        ({"prompt": [[1], [True]]}, "prompt", ["string or a list of token ids"]),
+        ({"prompt": [[1], []]}, "prompt", ["at least 1 token"]),
+        ({"prompt": ["a"] * 129}, "prompt", ["at most 128 prompts"]),
+        ({"prompt": [[1], [2]], "hit_tokens": 1}, "hit_tokens", ["one prompt", "got 2"]),
         ({"prompt": 3}, "prompt", ["string or a list of token ids", "got 3"]),
         ({"prompt": None}, "prompt", ["string or a list of token ids"]),
         ({"prompt": [1, "a"]}, "prompt", ["string or a list of token ids"]),
@@ -61,13 +64,19 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         ({"stream": "yes"}, "stream", ["valid boolean"]),
         ({"stream_options": {"include_usage": True}}, "stream_options", ["stream is true"]),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", ["boolean"]),
-        ({"n": 2}, "n", ["not supported", "got 2"]),
+        ({"n": 0}, "n", ["greater than or equal to 1"]),
+        ({"n": 129}, "n", ["less than or equal to 128"]),
+        ({"n": 65, "prompt": ["a", "b"]}, "n", ["2 prompts times n", "at most 128", "got 130"]),
         ({"best_of": 3}, "best_of", ["not supported"]),
-        ({"logprobs": 0}, "logprobs", ["not supported"]),
-        ({"logprobs": 5}, "logprobs", ["not supported"]),
+        ({"logprobs": 21}, "logprobs", ["less than or equal to 20"]),
+        ({"logprobs": True}, "logprobs", ["valid integer"]),
+        ({"prompt_logprobs": 0}, "prompt_logprobs", ["not supported"]),
+        ({"echo": True, "logprobs": 1}, "echo", ["log probabilities"]),
+        ({"logit_bias": {"5": 100.5}}, "logit_bias", ["-100 to 100"]),
+        ({"logit_bias": {"x": 1}}, "logit_bias", ["token ids"]),
+        ({"logit_bias": {"5": "1"}}, "logit_bias", ["numbers"]),
+        ({"logit_bias": {str(VOCAB_SIZE): 1}}, "logit_bias", ["0 to 299", "got 300"]),
         ({"suffix": "end"}, "suffix", ["not supported"]),
-        ({"echo": True}, "echo", ["not supported"]),
-        ({"logit_bias": {"5": 1}}, "logit_bias", ["not supported"]),
         ({"temprature": 0}, "temprature", ["not a field"]),
         ({"model": "other"}, "model", ["'other' does not exist", "'tiny'"]),
     ],
@@ -96,7 +105,9 @@ async def test_bad_completions_are_refused_and_nothing_is_dispatched(
         ({"messages": [{"role": "martian", "content": "x"}]}, "messages", ["unknown role martian"]),
         ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages", ["limited to 256"]),
         ({"tools": "none"}, "tools", ["valid array"]),
-        ({"top_logprobs": 3}, "top_logprobs", ["not supported"]),
+        ({"top_logprobs": 3}, "top_logprobs", ["logprobs is true"]),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", ["less than or equal to 20"]),
+        ({"logprobs": 1}, "logprobs", ["valid boolean"]),
         ({"hit_tokens": 3}, "hit_tokens", ["not a field"]),
         ({"response_format": {"type": "json_object"}}, "response_format", ["not supported"]),
     ],
@@ -134,9 +145,10 @@ async def test_a_body_over_the_limit_is_refused(served: Served) -> None:
 
 
 async def test_unknown_paths_and_methods(served: Served) -> None:
-    for path in ("/", "/v1", "/v1/completions/", "/v1/embeddings", "/docs", "/openapi.json", "/metrics"):
+    for path in ("/", "/v1", "/v1/completions/", "/v1/embeddings", "/docs", "/metrics"):
         expect_error(await served.http.post(path, json={}), None, path, status=404)
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
         response = await served.http.get(path)
         expect_error(response, None, "GET", path, status=405)
         assert response.headers["allow"] == "POST"
+    expect_error(await served.http.get("/v1/models/other"), "model", "'other' does not exist", status=404)

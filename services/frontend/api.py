@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -14,19 +14,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from common.errors import DualPathError
-from services.frontend.detokenize import OutputText, no_text
-from services.frontend.errors import HANDLERS, ApiError
-from services.frontend.limits import (
-    DEFAULT_COMPLETION_TOKENS,
-    check_hit_tokens,
-    check_model,
-    check_prompt,
-    check_token_ids,
-    resolve_sampling,
-)
+from services.frontend.client_request import Asked
+from services.frontend.errors import HANDLERS, REQUEST_ID, ApiError
+from services.frontend.generation import asked
+from services.frontend.limits import DEFAULT_COMPLETION_TOKENS, check_hit_tokens, check_model, check_token_ids
 from services.frontend.model import ServedModel
-from services.frontend.requests import ClientRequest, Requests
-from services.frontend.responses import Answer, ChatAnswer, CompletionAnswer
+from services.frontend.openapi import describe
+from services.frontend.requests import Call, Requests
+from services.frontend.responses import Answer, ChatAnswer, ChatChoice, Choice, CompletionAnswer, CompletionChoice
 from services.frontend.schema import (
     Body,
     ChatRequest,
@@ -37,14 +32,13 @@ from services.frontend.schema import (
     parse,
 )
 from services.frontend.stream import EventStream, unless_gone
+from services.frontend.tenants import Tenants
 from services.frontend.tokenizer import Tokenizer
-from services.frontend.updates import Update
+from services.frontend.tool_calls import with_parsed_arguments
 
 MAX_BODY_BYTES = 32 << 20
 #: What we take over of a client's X-Request-Id.
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-#: Tokens of the prompt's end that the text of the output may depend on.
-CONTEXT_TOKENS = 6
+CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Cluster(Protocol):
@@ -52,6 +46,7 @@ class Cluster(Protocol):
 
     model: ServedModel
     requests: Requests
+    tenants: Tenants
 
     @property
     def context_limit(self) -> int:
@@ -64,12 +59,18 @@ class Cluster(Protocol):
 def build_app(cluster: Cluster) -> Starlette:
     """The ASGI application. Unknown paths and methods, too, are answered in the OpenAI error form."""
     api = _Api(cluster)
+
+    def post(path: str, handler: Handler) -> Route:
+        return Route(path, _Admitted(cluster, handler), methods=["POST"])
+
     routes = [
-        Route("/v1/completions", _Admitted(cluster.requests, api.completions), methods=["POST"]),
-        Route("/v1/chat/completions", _Admitted(cluster.requests, api.chat_completions), methods=["POST"]),
-        Route("/tokenize", _Admitted(cluster.requests, api.tokenize), methods=["POST"]),
-        Route("/detokenize", _Admitted(cluster.requests, api.detokenize), methods=["POST"]),
+        post("/v1/completions", api.completions),
+        post("/v1/chat/completions", api.chat_completions),
+        post("/tokenize", api.tokenize),
+        post("/detokenize", api.detokenize),
         Route("/v1/models", api.models, methods=["GET"]),
+        Route("/v1/models/{name:path}", api.model, methods=["GET"]),
+        Route("/openapi.json", api.openapi, methods=["GET"]),
         Route("/health", api.health, methods=["GET"]),
     ]
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
@@ -77,25 +78,31 @@ def build_app(cluster: Cluster) -> Starlette:
     return app
 
 
+Handler = Callable[[Request, Call], Awaitable[Response]]
+
+
 class _Admitted:
     """A route whose request has a place among those in hand until its response is sent, or its client is gone."""
 
-    def __init__(self, requests: Requests, handler: Callable[[Request, ClientRequest], Awaitable[Response]]) -> None:
-        self._requests = requests
+    def __init__(self, cluster: Cluster, handler: Handler) -> None:
+        self._cluster = cluster
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         asked_id = request.headers.get("x-request-id", "")
-        if not REQUEST_ID.fullmatch(asked_id):
+        if not CLIENT_REQUEST_ID.fullmatch(asked_id):
             asked_id = ""
-        client = self._requests.admit(asked_id)
+        scope[REQUEST_ID] = asked_id
+        tenant = self._cluster.tenants.find(request.headers.get("authorization"))
+        call = self._cluster.requests.admit(asked_id, tenant)
+        scope[REQUEST_ID] = asked_id or call.request_id
         try:
-            response = await self._handler(request, client)
-            response.headers["X-Request-Id"] = asked_id or client.request_id
+            response = await self._handler(request, call)
+            response.headers["X-Request-Id"] = scope[REQUEST_ID]
             await response(scope, receive, send)
         finally:
-            client.close()
+            call.close()
 
 
 class _Api:
@@ -104,41 +111,53 @@ class _Api:
         self._model = cluster.model
         self._created = int(time.time())
 
-    async def completions(self, request: Request, client: ClientRequest) -> Response:
+    async def completions(self, request: Request, call: Call) -> Response:
         body = await _read(request, CompletionRequest)
         check_model(body.model, self._model.name)
-        if isinstance(body.prompt, str):
-            prompt = await self._tokenizer("prompt").encode(body.prompt, add_special_tokens=True)
-        else:
-            prompt = body.prompt
-        check_hit_tokens(body.hit_tokens, len(prompt))
-        self._start(client, body, "prompt", prompt, DEFAULT_COMPLETION_TOKENS, body.hit_tokens)
-        return await self._answer(request, client, body, CompletionAnswer)
+        prompts = [await self._prompt(prompt) for prompt in body.prompt]
+        if body.hit_tokens is not None:
+            check_hit_tokens(body.hit_tokens, [len(prompt) for prompt in prompts])
+        if body.echo and body.alternatives is not None:
+            raise ApiError("echo: the prompt's log probabilities are not computed; ask for echo or logprobs", "echo")
+        model, limit, salt = self._model, self._cluster.context_limit, call.tenant.salt
+        sequences = asked(body, "prompt", prompts, model, limit, DEFAULT_COMPLETION_TOKENS, salt, body.hit_tokens)
+        echoes = [self._tokenizer("echo").decode(prompt) if body.echo else "" for prompt in prompts]
+        choices: list[Choice] = [
+            CompletionChoice(index, body, self._token_bytes, echoes[index // (body.n or 1)])
+            for index in range(len(sequences))
+        ]
+        answer = CompletionAnswer(body, call.request_id, int(time.time()), model.name, choices)
+        return await self._generate(request, call, body, sequences, answer)
 
-    async def chat_completions(self, request: Request, client: ClientRequest) -> Response:
+    async def chat_completions(self, request: Request, call: Call) -> Response:
         body = await _read(request, ChatRequest)
         check_model(body.model, self._model.name)
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError("top_logprobs: only allowed where logprobs is true", "top_logprobs")
         tokenizer = self._tokenizer("messages")
         if self._model.chat_template is None:
             raise ApiError(f"messages: the model {self._model.name!r} has no chat template", "messages")
         try:
-            messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+            messages = [with_parsed_arguments(message.model_dump(exclude_unset=True)) for message in body.messages]
             text = self._model.chat_template.render(messages, body.tools)
         except ValueError as error:
             raise ApiError(f"messages: the chat template refuses them: {error}", "messages") from None
         # the template has written every special token that the model wants
         prompt = await tokenizer.encode(text, add_special_tokens=False)
-        self._start(client, body, "messages", prompt, None)
-        return await self._answer(request, client, body, ChatAnswer)
+        model, limit = self._model, self._cluster.context_limit
+        sequences = asked(body, "messages", [prompt], model, limit, None, call.tenant.salt)
+        choices: list[Choice] = [ChatChoice(index, body, self._token_bytes) for index in range(len(sequences))]
+        answer = ChatAnswer(body, call.request_id, int(time.time()), model.name, choices)
+        return await self._generate(request, call, body, sequences, answer)
 
-    async def tokenize(self, request: Request, client: ClientRequest) -> Response:
+    async def tokenize(self, request: Request, call: Call) -> Response:
         body = await _read(request, TokenizeRequest)
         check_model(body.model, self._model.name)
         tokens = await self._tokenizer("prompt").encode(body.prompt, body.add_special_tokens)
         limit = self._cluster.context_limit
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": limit})
 
-    async def detokenize(self, request: Request, client: ClientRequest) -> Response:
+    async def detokenize(self, request: Request, call: Call) -> Response:
         body = await _read(request, DetokenizeRequest)
         check_model(body.model, self._model.name)
         tokenizer = self._tokenizer("tokens")
@@ -146,19 +165,30 @@ class _Api:
         return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
     async def models(self, request: Request) -> Response:
-        model = {
+        self._cluster.tenants.find(request.headers.get("authorization"))
+        return JSONResponse({"object": "list", "data": [self._model_body()]})
+
+    async def model(self, request: Request) -> Response:
+        self._cluster.tenants.find(request.headers.get("authorization"))
+        check_model(request.path_params["name"], self._model.name)
+        return JSONResponse(self._model_body())
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(describe(self._model.name))
+
+    async def health(self, request: Request) -> Response:
+        if (error := self._cluster.not_ready()) is not None:
+            raise error
+        return JSONResponse({"status": "ok"})
+
+    def _model_body(self) -> dict[str, Any]:
+        return {
             "id": self._model.name,
             "object": "model",
             "created": self._created,
             "owned_by": "dualpath",
             "max_model_len": self._cluster.context_limit,
         }
-        return JSONResponse({"object": "list", "data": [model]})
-
-    async def health(self, request: Request) -> Response:
-        if (error := self._cluster.not_ready()) is not None:
-            raise error
-        return JSONResponse({"status": "ok"})
 
     def _tokenizer(self, field: str) -> Tokenizer:
         """ApiError, about this field, if the model has none."""
@@ -170,36 +200,26 @@ class _Api:
             raise ApiError(message, field)
         return self._model.tokenizer
 
-    def _start(
-        self,
-        client: ClientRequest,
-        body: GenerationRequest,
-        field: str,
-        prompt: list[int],
-        max_tokens: int | None,
-        hit_tokens: int | None = None,
-    ) -> None:
-        """Check what is asked for against the limits, and hand it to the request's life."""
-        limit, vocab_size = self._cluster.context_limit, self._model.vocab_size
-        check_prompt(field, prompt, limit)
-        check_token_ids(field, prompt, vocab_size)
-        sampling = resolve_sampling(body, len(prompt), limit, vocab_size, max_tokens)
+    def _token_bytes(self, token: int) -> bytes:
+        return self._tokenizer("logprobs").token_bytes(token)
+
+    async def _prompt(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return await self._tokenizer("prompt").encode(prompt, add_special_tokens=True)
+        return prompt
+
+    async def _generate(
+        self, request: Request, call: Call, body: GenerationRequest, sequences: Sequence[Asked], answer: Answer
+    ) -> Response:
         if body.stop:
             self._tokenizer("stop")
-        decode = no_text if self._model.tokenizer is None else self._model.tokenizer.decode
-        text = OutputText(decode, prompt[-CONTEXT_TOKENS:], body.stop, sampling.min_tokens)
-        client.start(prompt, sampling, text, hit_tokens)
-
-    async def _answer(
-        self, request: Request, client: ClientRequest, body: GenerationRequest, form: type[Answer]
-    ) -> Response:
-        answer = form.to(body, client.request_id, int(time.time()), self._model.name)
+        generation = call.start(sequences, body.n or 1)
         if not body.stream:
-            update = await unless_gone(request.receive, _whole_output(client))
-            return JSONResponse(answer.whole(update, client.usage))
+            updates = await unless_gone(request.receive, generation.whole())
+            return JSONResponse(answer.whole(updates, generation.usage))
         # a request that fails before its first token still gets a proper status
-        first = await unless_gone(request.receive, client.next_update())
-        return EventStream(client, first, answer)
+        first = await unless_gone(request.receive, generation.next_update())
+        return EventStream(generation, first, answer, call.request_id)
 
 
 async def _read(request: Request, schema: type[Body]) -> Body:
@@ -210,15 +230,3 @@ async def _read(request: Request, schema: type[Body]) -> Body:
         if len(body) > MAX_BODY_BYTES:
             raise ApiError(f"the body is limited to {MAX_BODY_BYTES} bytes", status=413)
     return parse(schema, bytes(body))
-
-
-async def _whole_output(client: ClientRequest) -> Update:
-    """Everything as one update."""
-    token_ids: list[int] = []
-    text: list[str] = []
-    while True:
-        update = await client.next_update()
-        token_ids += update.token_ids
-        text.append(update.text)
-        if update.finish_reason is not None:
-            return Update(token_ids, "".join(text), update.finish_reason)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from common.types import Sampling
 from services.frontend.errors import ApiError
+from services.frontend.fields import MAX_SEQUENCES
 from services.frontend.schema import GenerationRequest
 
 #: What the OpenAI API generates at /v1/completions if max_tokens is not given.
@@ -44,9 +45,17 @@ def check_prompt(field: str, prompt: Sequence[int], limit: int) -> None:
         raise ApiError(message, field, code="context_length_exceeded")
 
 
-def check_hit_tokens(hit_tokens: int | None, num_prompt: int) -> None:
-    if hit_tokens is not None and hit_tokens > num_prompt:
-        message = f"hit_tokens: must be at most the prompt's length, which is {num_prompt}; got {hit_tokens}"
+def check_sequences(num_prompts: int, n: int) -> None:
+    if num_prompts * n > MAX_SEQUENCES:
+        raise ApiError(f"n: {num_prompts} prompts times n must be at most {MAX_SEQUENCES}; got {num_prompts * n}", "n")
+
+
+def check_hit_tokens(hit_tokens: int, num_prompt: Sequence[int]) -> None:
+    """num_prompt: the length of each prompt."""
+    if len(num_prompt) > 1:
+        raise ApiError(f"hit_tokens: is of one prompt, got {len(num_prompt)} prompts", "hit_tokens")
+    if hit_tokens > num_prompt[0]:
+        message = f"hit_tokens: must be at most the prompt's length, which is {num_prompt[0]}; got {hit_tokens}"
         raise ApiError(message, "hit_tokens")
 
 
@@ -72,6 +81,7 @@ def resolve_sampling(
         raise ApiError("stream_options: only allowed where stream is true", "stream_options")
     stop_token_ids = request.stop_token_ids or []
     check_token_ids("stop_token_ids", stop_token_ids, vocab_size)
+    check_token_ids("logit_bias", list(request.logit_bias), vocab_size)
     seed = secrets.randbits(63) if request.seed is None else request.seed % 2**63
     return Sampling(
         max_tokens=max_tokens,
@@ -82,4 +92,6 @@ def resolve_sampling(
         min_tokens=min_tokens,
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=tuple(stop_token_ids),
+        logit_bias=tuple(request.logit_bias.items()),
+        logprobs=request.alternatives,
     )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
 
-class Progress:
-    """Which tokens are there, which are missing, whether that is all. max_tokens: no index is beyond it."""
+T = TypeVar("T")
+
+
+class Progress(Generic[T]):
+    """Which tokens are there, which are missing, whether that is all. max_tokens: no index is beyond it. T: a token,
+    with whatever comes with it."""
 
     def __init__(self, max_tokens: int) -> None:
-        self.tokens: list[int] = []
+        self.tokens: list[T] = []
         self._max_tokens = max_tokens
-        self._early: dict[int, int] = {}
+        self._early: dict[int, T] = {}
         self._total: int | None = None
 
     def restart(self) -> None:
@@ -17,11 +22,14 @@ class Progress:
         self._early.clear()
         self._total = None
 
-    def add(self, index: int, token: int) -> list[int]:
+    def add(self, index: int, token: T) -> list[T]:
         """The tokens that are now next in order: none for a duplicate, or while an earlier one is missing."""
         start = len(self.tokens)
         if not start <= index < self._max_tokens:
             return []
+        if index == start and not self._early:  # nearly always
+            self.tokens.append(token)
+            return [token]
         self._early.setdefault(index, token)
         while len(self.tokens) in self._early:
             self.tokens.append(self._early.pop(len(self.tokens)))

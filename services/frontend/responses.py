@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from common.types import FinishReason
+from services.frontend.logprobs import CompletionLogprobs, TokenBytes, chat_logprobs
 from services.frontend.schema import GenerationRequest
 from services.frontend.updates import Update, Usage
 
+Json = dict[str, Any]
 
-def usage_body(usage: Usage) -> dict[str, Any]:
+
+def usage_body(usage: Usage) -> Json:
     """The API's usage object and, ours, "timing": the parts of the time to first token, in seconds, once known."""
-    body: dict[str, Any] = {
+    body: Json = {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
@@ -21,73 +24,113 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     return body if usage.timing is None else body | {"timing": asdict(usage.timing)}
 
 
-@dataclass(slots=True)
-class Answer:
-    """Builds the objects of one answer. started: the first chunk has been built."""
+class Choice:
+    """One of an answer's choices: keeps what later chunks need to know of earlier ones."""
 
-    request_id: str
-    created: int
-    model: str
-    token_ids: bool
-    include_usage: bool
-    continuous_usage: bool
-    started: bool = False
+    def __init__(self, index: int, request: GenerationRequest) -> None:
+        self._index = index
+        self._token_ids = bool(request.return_token_ids)
+        self._with_logprobs = request.alternatives is not None
+
+    def chunk(self, update: Update) -> Json:
+        """What a stream sends for one update."""
+        return self._body(self._delta(update), update)
+
+    def whole(self, update: Update) -> Json:
+        """All of it at once: one update that is everything."""
+        return self._body(self._content(update), update)
+
+    def _body(self, content: Json, update: Update) -> Json:
+        logprobs = self._logprobs(update) if self._with_logprobs and update.tokens else None
+        reason = update.finish_reason
+        body = {"index": self._index, **content, "logprobs": logprobs, "finish_reason": reason and reason.value}
+        return body | {"token_ids": update.token_ids} if self._token_ids else body
+
+    def _delta(self, update: Update) -> Json:
+        raise NotImplementedError
+
+    def _content(self, update: Update) -> Json:
+        raise NotImplementedError
+
+    def _logprobs(self, update: Update) -> Json:
+        raise NotImplementedError
+
+
+class CompletionChoice(Choice):
+    """prefix: the prompt's text, where it is to be echoed."""
+
+    def __init__(self, index: int, request: GenerationRequest, token_bytes: TokenBytes, prefix: str) -> None:
+        super().__init__(index, request)
+        self._prefix = prefix
+        self._entries = CompletionLogprobs(token_bytes, prefix)
+
+    def _delta(self, update: Update) -> Json:
+        text, self._prefix = self._prefix + update.text, ""
+        return {"text": text}
+
+    _content = _delta
+
+    def _logprobs(self, update: Update) -> Json:
+        return self._entries.add(update.tokens)
+
+
+class ChatChoice(Choice):
+    """The text is the content of an assistant's message; the first chunk says so."""
+
+    def __init__(self, index: int, request: GenerationRequest, token_bytes: TokenBytes) -> None:
+        super().__init__(index, request)
+        self._token_bytes = token_bytes
+        self._begun = False
+
+    def _delta(self, update: Update) -> Json:
+        if not self._begun:
+            self._begun = True
+            return {"delta": {"role": "assistant", "content": update.text}}
+        return {"delta": {"content": update.text} if update.text else {}}
+
+    def _content(self, update: Update) -> Json:
+        return {"message": {"role": "assistant", "content": update.text}}
+
+    def _logprobs(self, update: Update) -> Json:
+        return chat_logprobs(update.tokens, self._token_bytes)
+
+
+class Answer:
+    """Builds the objects of one answer."""
 
     id_prefix = "cmpl"
     object = "text_completion"
     chunk_object = "text_completion"
 
-    @classmethod
-    def to(cls, request: GenerationRequest, request_id: str, created: int, model: str) -> Answer:
-        """The answer to a request, as it asked for it."""
+    def __init__(
+        self, request: GenerationRequest, request_id: str, created: int, model: str, choices: Sequence[Choice]
+    ) -> None:
+        self._head: Json = {"id": f"{self.id_prefix}-{request_id}", "object": "", "created": created, "model": model}
+        self._choices = choices
         options = request.stream_options
-        return cls(
-            f"{cls.id_prefix}-{request_id}",
-            created,
-            model,
-            token_ids=bool(request.return_token_ids),
-            include_usage=bool(options and options.include_usage),
-            continuous_usage=bool(options and options.continuous_usage_stats),
-        )
+        self.include_usage = bool(options and options.include_usage)
+        self.continuous_usage = bool(options and options.continuous_usage_stats)
 
-    def chunk(self, update: Update, usage: Usage) -> dict[str, Any]:
-        """What a stream sends for one update."""
-        choice = self._choice(self._delta(update.text), update.token_ids, update.finish_reason)
-        self.started = True
-        body = self._body(self.chunk_object, [choice])
-        if self.continuous_usage:
+    def chunk(self, index: int, update: Update, usage: Usage | None) -> Json:
+        """What a stream sends for one update of one choice. usage: for continuous usage."""
+        body = self._body(self.chunk_object, [self._choices[index].chunk(update)])
+        if usage is not None:
             body["usage"] = usage_body(usage)
         elif self.include_usage:
             body["usage"] = None
         return body
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+    def usage_chunk(self, usage: Usage) -> Json:
         """What a stream sends at its end if it is to include the usage."""
         return self._body(self.chunk_object, []) | {"usage": usage_body(usage)}
 
-    def whole(self, update: Update, usage: Usage) -> dict[str, Any]:
-        """All of it at once: one update that is everything."""
-        choice = self._choice(self._content(update.text), update.token_ids, update.finish_reason)
-        return self._body(self.object, [choice]) | {"usage": usage_body(usage)}
+    def whole(self, updates: Sequence[Update], usage: Usage) -> Json:
+        """All of it at once: for each choice one update that is everything."""
+        choices = [choice.whole(update) for choice, update in zip(self._choices, updates, strict=True)]
+        return self._body(self.object, choices) | {"usage": usage_body(usage)}
 
-    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.request_id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-        }
-
-    def _choice(self, content: dict[str, Any], token_ids: list[int], reason: FinishReason | None) -> dict[str, Any]:
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": reason.value if reason else None}
-        return choice | {"token_ids": token_ids} if self.token_ids else choice
-
-    def _content(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    def _delta(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _body(self, kind: str, choices: list[Json]) -> Json:
+        return {**self._head, "object": kind, "choices": choices}
 
 
 class CompletionAnswer(Answer):
@@ -95,16 +138,8 @@ class CompletionAnswer(Answer):
 
 
 class ChatAnswer(Answer):
-    """/v1/chat/completions: the text is the content of an assistant's message; the first chunk says so."""
+    """/v1/chat/completions."""
 
     id_prefix = "chatcmpl"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
-
-    def _content(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
-
-    def _delta(self, text: str) -> dict[str, Any]:
-        if not self.started:
-            return {"delta": {"role": "assistant", "content": text}}
-        return {"delta": {"content": text} if text else {}}

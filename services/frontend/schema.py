@@ -9,23 +9,20 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.frontend.errors import ApiError
+from services.frontend.fields import MAX_SEQUENCES, Bias, Content, Prompts, Stops
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 1_000
+#: Alternatives that may be asked for with each token.
+MAX_LOGPROBS = 20
 #: Fields that change nothing in the answer.
 IGNORED = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 #: The values of fields we do not implement that ask for what we do anyway. None always does.
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "echo": (False,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
+    "prompt_logprobs": (),
     "suffix": ("",),
-    "logit_bias": ({},),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
@@ -39,39 +36,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "include_stop_str_in_output": (False,),
     "use_beam_search": (False,),
 }
-
-
-def _prompt(value: object) -> object:
-    """A string or token ids; a batch of one is that one."""
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise ValueError(f"must be one prompt, not a batch of {len(value)}: send one request for each")
-        value = value[0]
-    if isinstance(value, str) or (isinstance(value, list) and set(map(type, value)) <= {int}):
-        return value
-    raise ValueError("must be a string or a list of token ids")
-
-
-def _stop(value: object) -> object:
-    """Stop strings, none of them empty."""
-    stops = [value] if isinstance(value, str) else value if value is not None else []
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise ValueError("must be a string or a list of strings")
-    if len(stops) > MAX_STOP_STRINGS or not all(1 <= len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
-        raise ValueError(f"must be at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARACTERS} characters")
-    return stops
-
-
-def _content(value: object) -> object:
-    """The text of a message; text parts are joined by line ends."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("must be a string or a list of text parts")
-    for part in value:
-        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            raise ValueError('may only have parts of the form {"type": "text", "text": "..."}')
-    return "\n".join(part["text"] for part in value)
 
 
 class _Model(BaseModel):
@@ -94,16 +58,23 @@ class GenerationRequest(_Model):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_SEQUENCES)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_stop)] = []
+    logit_bias: Bias = {}
+    stop: Stops = []
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many likeliest tokens go, with their log probabilities, with each token; None: not even its own does."""
+        raise NotImplementedError
 
 
 class CompletionRequest(GenerationRequest):
@@ -113,8 +84,14 @@ class CompletionRequest(GenerationRequest):
     (paper §7); given that, the scheduler asks nobody. A block that is not there after all is computed.
     """
 
-    prompt: Annotated[str | list[int], PlainValidator(_prompt)]  # its only check: a prompt may have 10^5 token ids
+    prompt: Prompts
     hit_tokens: Annotated[int, Field(ge=0)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
 
 
 class Message(_Model):
@@ -123,7 +100,7 @@ class Message(_Model):
     model_config = ConfigDict(extra="allow")
 
     role: str
-    content: Annotated[str | None, BeforeValidator(_content)] = None
+    content: Content = None
 
 
 class ChatRequest(GenerationRequest):
@@ -131,6 +108,12 @@ class ChatRequest(GenerationRequest):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: list[dict[str, Any]] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class TokenizeRequest(_Model):
@@ -173,7 +156,7 @@ def parse(schema: type[Body], body: bytes) -> Body:
 
 
 def _neutral(name: str, value: object) -> bool:
-    """True if the value asks for nothing. 0 is not False: logprobs 0 asks for something."""
+    """True if the value asks for nothing. 0 is not False: prompt_logprobs 0 asks for something."""
     return any(value == fine and isinstance(value, bool) == isinstance(fine, bool) for fine in NEUTRAL.get(name, ()))
 
 

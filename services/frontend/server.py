@@ -53,7 +53,7 @@ class HttpServer:
         assert self._socket is not None, "not bound"
         config = uvicorn.Config(
             app,
-            http="h11",
+            http="httptools",
             ws="none",
             lifespan="off",
             log_config=None,

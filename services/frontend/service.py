@@ -14,6 +14,7 @@ from services.frontend.api import build_app
 from services.frontend.model import ServedModel, load_model
 from services.frontend.requests import Requests
 from services.frontend.server import HttpServer
+from services.frontend.tenants import Tenants, load_tenants
 
 ENGINE_ROLES = (Role.PREFILL, Role.DECODE)
 
@@ -22,9 +23,11 @@ class Frontend(Service):
     """OpenAI-compatible endpoint. url: where it really listens, from start() on."""
 
     role = Role.FRONTEND
+    needs = ENGINE_ROLES
     url: str
     model: ServedModel
     requests: Requests
+    tenants: Tenants
 
     def __init__(self, config: Config, name: str) -> None:
         super().__init__(config, name)
@@ -32,8 +35,10 @@ class Frontend(Service):
 
     async def open(self) -> None:
         self.url = self._server.bind()
+        self.tenants = await asyncio.to_thread(load_tenants, self.config.frontend.api_keys)
         self.model = await asyncio.to_thread(load_model, self.config)
-        self.requests = Requests(self.config, self.node, self.metrics, self.model.manifest, self.model.eos_ids)
+        model = self.model
+        self.requests = Requests(self.config, self.node, self.metrics, model.manifest, model.eos_ids, self.enrolled)
         self._server.start(build_app(self), self.fail)
 
     def describe(self, member: Member) -> Member:
@@ -48,12 +53,15 @@ class Frontend(Service):
 
     def not_ready(self) -> DualPathError | None:
         """Why no request can be served now, or None."""
-        if self.draining:
-            return DualPathError(ErrorCode.DRAINING, "this front end is shutting down")
+        if (error := super().not_ready()) is not None:
+            return error
         missing = [role.value for role in ENGINE_ROLES if not self.members_of(role)]
         if missing:
             return DualPathError(ErrorCode.NO_ENGINES, f"no live {' and no live '.join(missing)} engine")
         return None
+
+    def scheduler_gone(self) -> None:
+        self.requests.restart_all()
 
     async def drain(self) -> None:
         await self.requests.drain()

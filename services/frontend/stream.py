@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from common.errors import DualPathError, ErrorCode
 from common.log import get_logger
 from services.frontend.errors import failure_body
-from services.frontend.requests import ClientRequest
+from services.frontend.generation import Generation
 from services.frontend.responses import Answer
 from services.frontend.updates import Update
 
@@ -23,25 +23,27 @@ DONE = b"data: [DONE]\n\n"
 
 T = TypeVar("T")
 
-_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # dumps() would build one each time
-
 
 def sse(event: dict[str, Any]) -> bytes:
     """One event. Compact JSON has no line end, so the event is one line."""
-    return b"data: " + _to_json(event).encode() + b"\n\n"
+    return b"data: " + to_json(event) + b"\n\n"
 
 
 class EventStream(Response):
-    """The output of a request from its first update on. An error is its last event; only success ends with [DONE]."""
+    """The output of a call from its first update on. An error is its last event; only success ends with [DONE].
+
+    request_id: for the log.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, client: ClientRequest, first: Update, answer: Answer) -> None:
+    def __init__(self, generation: Generation, first: tuple[int, Update], answer: Answer, request_id: str) -> None:
         self.status_code = 200
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._client = client
+        self._generation = generation
         self._first = first
         self._answer = answer
+        self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -49,19 +51,22 @@ class EventStream(Response):
             await unless_gone(receive, self._send_events(send))
 
     async def _send_events(self, send: Send) -> None:
+        generation, answer = self._generation, self._answer
         try:
-            update = self._first
-            await self._send_event(send, sse(self._answer.chunk(update, self._client.usage)))
-            while update.finish_reason is None:
-                update = await self._client.next_update()
-                await self._send_event(send, sse(self._answer.chunk(update, self._client.usage)))
-            if self._answer.include_usage:
-                await self._send_event(send, sse(self._answer.usage_chunk(self._client.usage)))
+            index, update = self._first
+            while True:
+                usage = generation.usage if answer.continuous_usage else None
+                await self._send_event(send, sse(answer.chunk(index, update, usage)))
+                if generation.ended:
+                    break
+                index, update = await generation.next_update()
+            if answer.include_usage:
+                await self._send_event(send, sse(answer.usage_chunk(generation.usage)))
             await self._send_event(send, DONE)
         except DualPathError as error:
             await self._send_event(send, sse(failure_body(error)))
         except Exception as error:
-            get_logger().error("stream failed", request=self._client.request_id, exc_info=error)
+            get_logger().error("stream failed", request=self._request_id, exc_info=error)
             await self._send_event(send, sse(failure_body(DualPathError(ErrorCode.INTERNAL, "internal error"))))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from common.errors import ConfigError
 #: Longer texts, in characters, are tokenized in a thread, of which so many work at a time.
 INLINE_CHARACTERS = 8_192
 MAX_THREADS = 2
+#: A byte of its own, and a space, in the vocabularies that SentencePiece makes.
+BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+SPACE_PIECE = "\u2581"
 
 
 class Tokenizer:
@@ -27,6 +31,8 @@ class Tokenizer:
             raise ConfigError(f"{path} is not a tokenizer: {error}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._byte_level = b"ByteLevel" in self._tokenizer.decoder.__getstate__() if self._tokenizer.decoder else False
+        self._added = self._tokenizer.get_added_tokens_decoder().keys()
         self._threads = asyncio.Semaphore(MAX_THREADS)
         release_free_memory()
 
@@ -42,6 +48,20 @@ class Tokenizer:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
         return text
 
+    def token_bytes(self, token: int) -> bytes:
+        """What one token by itself stands for in UTF-8 text, which may be part of a character. Special tokens: their
+        names; ids that no token has: nothing."""
+        piece: str | None = self._tokenizer.id_to_token(token)
+        if piece is None:
+            return b""
+        if token in self._added:
+            return piece.encode()
+        if self._byte_level:
+            return bytes(_BYTES[character] for character in piece)
+        if match := BYTE_PIECE.fullmatch(piece):
+            return bytes.fromhex(match[1])
+        return piece.replace(SPACE_PIECE, " ").encode()
+
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # the batch call, unlike encode(), lets other threads run meanwhile; "fast" leaves out the offsets
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
@@ -51,6 +71,16 @@ class Tokenizer:
         ids = self._encode(text, add_special_tokens)
         release_free_memory()
         return ids
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that byte-level vocabularies write for bytes: themselves if printable, else from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + rank): byte for rank, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
 
 
 def release_free_memory() -> None:

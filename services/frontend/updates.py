@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from common.messages import Token
 from common.types import FinishReason
 
 
@@ -11,9 +12,13 @@ from common.types import FinishReason
 class Update:
     """What the client learns next. The text may lag behind the tokens; with a finish reason it has caught up."""
 
-    token_ids: list[int]
+    tokens: list[Token]
     text: str
     finish_reason: FinishReason | None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token.token for token in self.tokens]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,321 @@
+"""The life of one sequence that a client asked for: submitted -> tokens -> ended, over as many attempts as it takes.
+
+An attempt that is lost is followed by another, whose prompt is the first prompt and every token received so far; token
+indexes go on from there, so the client sees one output: each token once, with its log probability, and stop strings
+matched across the seam. Whatever ends it early (the client leaves, a stop string is complete, the deadline passes)
+cancels its attempt with the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from prometheus_client import Counter
+
+from common.blocks.hashing import prefix_keys, salted
+from common.config import Config
+from common.errors import PLANNED, RETRYABLE, DualPathError, ErrorCode
+from common.finish import finish_reason, stop_ids
+from common.log import get_logger
+from common.messages import Cancel, Finished, PrefillStarted, RequestFailed, Submit, Token
+from common.model import Manifest
+from common.rpc import Link
+from common.types import TOKEN_BYTES, FinishReason, Request, Sampling, pack_tokens
+from services.frontend.admission import Admission
+from services.frontend.detokenize import OutputText
+from services.frontend.progress import Progress
+from services.frontend.updates import Timing, Update, Usage
+
+#: Prompts of more tokens are hashed off the event loop.
+HASH_INLINE_TOKENS = 16_384
+#: Seconds until a scheduler that shuts down, or does not know us yet, is asked again.
+NEXT_SCHEDULER_S = 0.1
+
+Event = list[Token] | FinishReason | DualPathError
+"""Something that happened to an attempt: tokens that arrived together, its end, its failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One sequence to generate. prompt: packed token ids. text: of this sequence only. hit_tokens, salt: as in
+    common.types.Request."""
+
+    prompt: bytes
+    sampling: Sampling
+    text: OutputText
+    hit_tokens: int | None = None
+    salt: bytes = b""
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the prompt in tokens."""
+        return len(self.prompt) // TOKEN_BYTES
+
+
+class Home(Protocol):
+    """What a request needs of the front end. reply_to: where engines send its tokens. enrolled(): returns while a
+    scheduler has this front end, or once the next one does."""
+
+    config: Config
+    manifest: Manifest
+    eos_ids: Set[int]
+    reply_to: str
+    scheduler: Link
+    retries: Counter
+    admission: Admission
+    enrolled: Callable[[], Awaitable[None]]
+
+    def leave(self, request: ClientRequest, outcome: str) -> None:
+        """The request has ended; what still comes of it is stale."""
+
+
+class ClientRequest:
+    """next_update() until it has a finish reason; close() in any case. Nothing is sent before the first update is asked
+    for. Its prompt is queued until its first token comes: DualPathError OVERLOADED if too much is."""
+
+    def __init__(self, home: Home, request_id: str, asked: Asked) -> None:
+        home.admission.queue(asked.num_tokens)
+        self._queued = True
+        self.request_id = request_id
+        self.attempt = -1
+        self._home = home
+        self._asked = asked
+        self._sampling = asked.sampling
+        self._stop_ids = stop_ids(asked.sampling, home.eos_ids)
+        self._text = asked.text
+        self._timeouts = home.config.timeouts
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + self._timeouts.request_s
+        self._log = get_logger().bind(request=request_id)
+        self._inbox: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # bounded by max_tokens: duplicates stay out
+        self._progress: Progress[Token] = Progress(asked.sampling.max_tokens)
+        self._gap_timer: asyncio.TimerHandle | None = None
+        self._running = False  # engines may be at work on this attempt
+        self._lost = True  # the next thing to do is to submit an attempt
+        self._num_failures = 0
+        self._num_sent = 0
+        self._started: PrefillStarted | None = None  # the first one counts
+        self._submitted_at = 0.0  # by the loop's clock
+        self._first_token_at: float | None = None
+        self._reason: FinishReason | None = None
+        self._outcome = "cancelled"  # until it ends otherwise
+        self._deadline_timer = self._loop.call_at(self._deadline, lambda: self.failed(self._too_late()))
+
+    # -- for the client's side --
+
+    async def next_update(self) -> Update:
+        """Waits for what comes next, through lost attempts. DualPathError if the request has failed for good."""
+        while True:
+            try:
+                if self._lost:
+                    await self._submit()
+                update = self._advance(await self._next_event())
+            except DualPathError as error:
+                if not self._try_again(error):
+                    self._outcome = error.code.value
+                    self._log.warning("request failed", attempt=self.attempt, error=str(error))
+                    raise
+                continue
+            if update.finish_reason is not None:
+                self._outcome = update.finish_reason.value
+                self._end_attempt()  # a stop string is complete while the engines go on
+            return update
+
+    @property
+    def usage(self) -> Usage:
+        cached = self._started.cached_tokens if self._started else 0
+        return Usage(self._asked.num_tokens, self._num_sent, cached, self._timing())
+
+    def _timing(self) -> Timing | None:
+        if self._started is None or self._first_token_at is None:
+            return None
+        before = (self._started.scheduling_s, self._started.allocation_s, self._started.read_s)
+        return Timing(*before, max(self._first_token_at - self._submitted_at - sum(before), 0.0))
+
+    def close(self) -> None:
+        """The client needs no more: cancel what is running and forget the request."""
+        self._end_attempt()
+        self._unqueue()
+        self._deadline_timer.cancel()
+        self._home.leave(self, self._outcome)
+
+    def _unqueue(self) -> None:
+        if self._queued:
+            self._queued = False
+            self._home.admission.unqueue(self._asked.num_tokens)
+
+    # -- for the engines' side --
+
+    def arrived(self, batch: list[Token]) -> None:
+        """Tokens that arrived together."""
+        tokens = [new for token in batch for new in self._progress.add(token.index, token)]
+        if tokens:
+            if self._first_token_at is None:
+                self._first_token_at = self._loop.time()
+                self._unqueue()
+            self._inbox.put_nowait((self.attempt, tokens))
+        self._settle()
+
+    def prefill_started(self, msg: PrefillStarted) -> None:
+        if self._started is None:
+            self._started = msg
+
+    def finished(self, msg: Finished) -> None:
+        """The engines are done; the last tokens may still be on their way, from the other engine."""
+        self._reason = msg.reason
+        self._progress.finish(msg.num_tokens)
+        self._settle()
+
+    def lost(self, msg: RequestFailed) -> None:
+        """The scheduler has ended this attempt."""
+        self._over(DualPathError(msg.code, msg.detail))
+
+    def moved(self, reason: str) -> None:
+        """Nobody knows of this attempt any more: it goes on in a new one."""
+        self._over(DualPathError(ErrorCode.MOVED, reason))
+
+    def _over(self, error: DualPathError) -> None:
+        self._running = False
+        self.failed(error)
+
+    def failed(self, error: DualPathError) -> None:
+        self._inbox.put_nowait((self.attempt, error))
+
+    def _settle(self) -> None:
+        """After news of the running attempt: has it ended, or is something missing?"""
+        if not self._running:
+            return
+        if self._progress.complete and self._reason is not None:
+            self._running = False
+            self._inbox.put_nowait((self.attempt, self._reason))
+        elif self._progress.gap and self._gap_timer is None:
+            # The first token comes from another engine than the rest, so it may be overtaken; but not by much.
+            self._watch_gap()
+
+    def _watch_gap(self) -> None:
+        seen = (self.attempt, len(self._progress.tokens))
+        self._gap_timer = self._loop.call_later(self._timeouts.call_s, self._gap_expired, seen)
+
+    def _gap_expired(self, seen: tuple[int, int]) -> None:
+        self._gap_timer = None
+        if not self._running or not self._progress.gap:
+            return
+        if seen != (self.attempt, len(self._progress.tokens)):
+            self._watch_gap()  # another gap than the one that was seen
+            return
+        detail = f"token {len(self._progress.tokens)} did not arrive within {self._timeouts.call_s:g} s"
+        self.failed(DualPathError(ErrorCode.TRANSFER_FAILED, detail))
+
+    # -- attempts --
+
+    async def _submit(self) -> None:
+        """Start the next attempt, unless the lost one has delivered everything already."""
+        self._lost = False
+        if (reason := self._ended_already()) is not None:
+            self._inbox.put_nowait((self.attempt, reason))
+            return
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                await self._home.enrolled()
+        except TimeoutError:
+            raise self._too_late() from None
+        if self._loop.time() >= self._deadline:
+            raise self._too_late()
+        self.attempt += 1
+        if self.attempt == 0:
+            self._submitted_at = self._loop.time()
+        self._progress.restart()
+        received = self._progress.tokens
+        prompt = self._asked.prompt + pack_tokens(token.token for token in received)
+        request = Request(
+            request_id=self.request_id,
+            attempt=self.attempt,
+            reply_to=self._home.reply_to,
+            prompt=prompt,
+            keys=await self._block_keys(prompt),
+            sampling=self._sampling,
+            num_generated=len(received),
+            hit_tokens=self._asked.hit_tokens,
+            salt=self._asked.salt,
+        )
+        timeout = min(self._timeouts.call_s, self._deadline - self._loop.time())
+        self._running = True
+        try:
+            await self._home.scheduler.call(Submit(request), max(timeout, 0.0))
+        except DualPathError as error:
+            self._running = error.code is ErrorCode.UNREACHABLE  # it may have been accepted nevertheless
+            if error.code in (ErrorCode.DRAINING, ErrorCode.STRANGER):
+                await asyncio.sleep(NEXT_SCHEDULER_S)
+            raise
+
+    def _ended_already(self) -> FinishReason | None:
+        if self.attempt < 0 or not (tokens := self._progress.tokens):
+            return None
+        return finish_reason(tokens[-1].token, len(tokens), self._sampling, self._home.eos_ids)
+
+    async def _block_keys(self, prompt: bytes) -> bytes:
+        manifest = self._home.manifest
+        arguments = (salted(manifest.namespace, self._asked.salt), prompt, manifest.geometry.block_size)
+        if len(prompt) <= HASH_INLINE_TOKENS * TOKEN_BYTES:
+            return prefix_keys(*arguments)
+        return await asyncio.to_thread(prefix_keys, *arguments)
+
+    def _try_again(self, error: DualPathError) -> bool:
+        """End the attempt that failed; is another one to follow?"""
+        self._end_attempt()
+        if error.code not in PLANNED:
+            self._num_failures += 1
+        if error.code not in RETRYABLE or self._num_failures >= self._home.config.frontend.max_attempts:
+            return False
+        self._home.retries.labels(error.code.value).inc()
+        self._log.info("attempt lost", attempt=self.attempt, received=len(self._progress.tokens), error=str(error))
+        self._lost = True
+        return True
+
+    def _end_attempt(self) -> None:
+        if self._gap_timer is not None:
+            self._gap_timer.cancel()
+            self._gap_timer = None
+        if not self._running:
+            return
+        self._running = False
+        try:
+            self._home.scheduler.send(Cancel(self.request_id, self.attempt))
+        except DualPathError as error:
+            self._log.warning("cancellation not sent", attempt=self.attempt, error=str(error))
+
+    # -- events --
+
+    async def _next_event(self) -> Event:
+        while True:
+            attempt, event = await self._inbox.get()
+            if attempt == self.attempt or isinstance(event, list):  # tokens in order count, whatever their attempt
+                return event
+
+    def _too_late(self) -> DualPathError:
+        return DualPathError(ErrorCode.DEADLINE, f"the request did not end within {self._timeouts.request_s:g} s")
+
+    def _advance(self, event: Event) -> Update:
+        if isinstance(event, DualPathError):
+            raise event
+        if isinstance(event, FinishReason):
+            text = self._text.finish()
+            return Update([], text, FinishReason.STOP if self._text.stopped else event)
+        text = ""
+        for position, token in enumerate(event, 1):
+            self._num_sent += 1
+            if self._ends(token.token):
+                continue
+            text += self._text.push(token.token)
+            if self._text.stopped:
+                return Update(event[:position], text, FinishReason.STOP)
+        return Update(event, text, None)
+
+    def _ends(self, token: int) -> bool:
+        """True for the end-of-sequence or stop token itself, which is no text."""
+        if token not in self._stop_ids:
+            return False
+        return finish_reason(token, self._num_sent, self._sampling, self._home.eos_ids) is FinishReason.STOP
