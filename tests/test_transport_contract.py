@@ -19,9 +19,11 @@ from common.transport.base import Batch, Intent, TransferError, make_runs, split
 from common.transport.copier import Copier, Stop, copy
 from common.transport.memory import Memory
 from common.transport.mover import Job
+from common.transport.region import RegionDescriptor
+from tests.rdma_support import VERBS
 from tests.transport_support import LOOPS, MIB, End, end, noise, pair, run
 
-MOVING = ["shm", "tcp"]
+MOVING = ["shm", "tcp", VERBS]
 each_loop = pytest.mark.parametrize("loop", LOOPS)
 each_kind = pytest.mark.parametrize("kind", MOVING)
 
@@ -199,15 +201,15 @@ def test_unknown_regions_are_refused(kind: str) -> None:
             with pytest.raises(TransferError):
                 writer.copy(target, source)
             with pytest.raises(TransferError):
-                writer.copy(source, replace(target, shm="", address=""))
+                writer.copy(source, replace(target, shm="", address="", verbs=""))
             with pytest.raises(TransferError):
                 await writer.copy(source, replace(target, key=bytes(16)))
             with pytest.raises(TransferError):  # a size that the owner never gave
                 await writer.write(source, replace(target, size=500), (0, 450, 50))
             with pytest.raises(TransferError):
-                await writer.copy(source, replace(target, shm="/proc/999999999/fd/3", address="127.0.0.1:1"))
+                await writer.copy(source, _elsewhere(target, "/proc/999999999/fd/3", "127.0.0.1:1"))
             with pytest.raises(TransferError):
-                await writer.copy(source, replace(target, shm="/etc/passwd", address="example:nonsense"))
+                await writer.copy(source, _elsewhere(target, "/etc/passwd", "example:nonsense"))
             await writer.copy(source, target)
             assert bytes(memory.view) == bytes([7]) * 100
             # a descriptor that overstates a region which is mapped already
@@ -215,6 +217,11 @@ def test_unknown_regions_are_refused(kind: str) -> None:
                 await writer.write(source, replace(target, size=1 << 40), (0, 1 << 30, 50))
 
     run("uvloop", scenario())
+
+
+def _elsewhere(target: RegionDescriptor, path: str, address: str) -> RegionDescriptor:
+    """The descriptor with these ways in, whatever the transport."""
+    return replace(target, shm=path, address=address, verbs=f"{address}/0")
 
 
 @each_loop

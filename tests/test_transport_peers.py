@@ -15,11 +15,12 @@ import pytest
 from xxhash import xxh3_64_hexdigest
 
 from common.transport.base import TransferError
+from tests.rdma_support import VERBS
 from tests.transport_peer import Peer, running_peer
 from tests.transport_support import LOOPS, MIB, End, end, noise, run
 
 SIZE = 16 * MIB
-each_kind = pytest.mark.parametrize("kind", ["shm", "tcp"])
+each_kind = pytest.mark.parametrize("kind", ["shm", "tcp", VERBS])
 
 
 async def _ask(peer: Peer, line: str) -> str:
@@ -32,7 +33,7 @@ def _mapped() -> bool:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("kind", ["shm", "tcp", "auto"])
+@pytest.mark.parametrize("kind", ["shm", "tcp", VERBS, "auto"])
 def test_bytes_reach_another_process_and_a_withdrawn_region_refuses_them(loop: str, kind: str) -> None:
     async def scenario() -> None:
         with running_peer(kind, SIZE) as peer:

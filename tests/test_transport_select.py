@@ -13,9 +13,10 @@ from common.errors import RETRYABLE
 from common.faults import Fault
 from common.transport.base import Batch, Intent, TransferError
 from common.transport.memory import host_identity
+from tests.rdma_support import VERBS
 from tests.transport_support import LOOPS, MIB, end, noise, pair, run
 
-KINDS = ["shm", "tcp", "auto", "null"]
+KINDS = ["shm", "tcp", VERBS, "auto", "null"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -28,6 +29,7 @@ def test_descriptors_name_the_ways_in(kind: str) -> None:
             assert first.host == host_identity() and len(first.key) == 16 and first.key != second.key
             assert bool(first.shm) == (kind in ("shm", "auto"))
             assert bool(first.address) == (kind in ("tcp", "auto"))
+            assert bool(first.verbs) == (kind == "verbs")
 
     run("uvloop", scenario())
 
@@ -63,7 +65,7 @@ def test_auto_writes_to_peers_that_offer_only_one_way() -> None:
     run("uvloop", scenario())
 
 
-@pytest.mark.parametrize("kind", ["shm", "tcp", "null"])
+@pytest.mark.parametrize("kind", ["shm", "tcp", VERBS, "null"])
 def test_bytes_and_transfers_are_counted_by_intent_and_transport(kind: str) -> None:
     async def scenario() -> None:
         async with pair(kind) as (writer, peer):
@@ -113,7 +115,7 @@ async def _failed(transfer: Any) -> TransferError | None:
     return None
 
 
-@pytest.mark.parametrize("kind", ["shm", "tcp"])
+@pytest.mark.parametrize("kind", ["shm", "tcp", VERBS])
 def test_delay_duplicate_and_drop(kind: str) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
@@ -138,7 +140,7 @@ def test_delay_duplicate_and_drop(kind: str) -> None:
     run("uvloop", scenario())
 
 
-@pytest.mark.parametrize("kind", ["shm", "tcp"])
+@pytest.mark.parametrize("kind", ["shm", "tcp", VERBS])
 def test_a_delay_past_the_deadline_is_a_failure(kind: str) -> None:
     async def scenario() -> None:
         async with end(kind, transfer_s=0.1, faults=(_fault("delay", seconds=0.2),)) as writer, end(kind) as peer:

@@ -1,4 +1,4 @@
-"""A peer process for transport tests: python -m tests.transport_peer KIND SIZE [HOST].
+"""A peer process for transport tests: python -m tests.transport_peer KIND SIZE HOST.
 
 Registers SIZE bytes and prints the region's descriptor (a hex control message). Then answers each line on stdin with a
 line: "digest" with the digest of the memory, "deregister" once the region is withdrawn. Ends with its stdin.
@@ -23,9 +23,10 @@ from common.transport.memory import Memory
 from common.transport.region import RegionDescriptor
 from common.transport.select import open_transport
 from common.wire import decode, encode
+from tests.rdma_support import ends
 
 
-async def main(kind: str, size: int, host: str = "127.0.0.1") -> None:
+async def main(kind: str, size: int, host: str) -> None:
     network = NetworkConfig(transport=kind)  # type: ignore[arg-type]
     transport = open_transport(network, host, Metrics(), Faults([], "peer"), 10.0)
     await transport.start()
@@ -57,10 +58,9 @@ class Peer:
 
 
 @contextmanager
-def running_peer(kind: str, size: int, host: str = "127.0.0.1") -> Iterator[Peer]:
-    process = Popen(
-        [sys.executable, "-m", "tests.transport_peer", kind, str(size), host], stdin=PIPE, stdout=PIPE, text=True
-    )
+def running_peer(kind: str, size: int, host: str | None = None) -> Iterator[Peer]:
+    command = [sys.executable, "-m", "tests.transport_peer", kind, str(size), host or ends(kind)[1]]
+    process = Popen(command, stdin=PIPE, stdout=PIPE, text=True)
     with process:
         try:
             yield Peer(process)
@@ -69,4 +69,4 @@ def running_peer(kind: str, size: int, host: str = "127.0.0.1") -> Iterator[Peer
 
 
 if __name__ == "__main__":
-    uvloop.run(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))
+    uvloop.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

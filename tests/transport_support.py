@@ -20,6 +20,7 @@ from common.transport.memory import Memory
 from common.transport.nic import Nic
 from common.transport.region import RegionDescriptor
 from common.transport.select import open_transport
+from tests.rdma_support import ends
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 MIB = 1 << 20
@@ -75,14 +76,15 @@ class End:
 @asynccontextmanager
 async def end(
     kind: str,
-    host: str = "127.0.0.1",
+    host: str | None = None,
     transfer_s: float = 20.0,
     faults: tuple[Fault, ...] = (),
     nic: Nic | None = None,
 ) -> AsyncIterator[End]:
     metrics = Metrics()
     network = NetworkConfig(transport=kind)  # type: ignore[arg-type]
-    transport = open_transport(network, host, metrics, Faults(list(faults), "test"), transfer_s, nic)
+    address = host or ends(kind)[0]
+    transport = open_transport(network, address, metrics, Faults(list(faults), "test"), transfer_s, nic)
     await transport.start()
     opened = End(transport, metrics)
     try:
@@ -94,9 +96,10 @@ async def end(
 
 
 @asynccontextmanager
-async def pair(kind: str, host: str = "127.0.0.1", transfer_s: float = 20.0) -> AsyncIterator[tuple[End, End]]:
+async def pair(kind: str, host: str | None = None, transfer_s: float = 20.0) -> AsyncIterator[tuple[End, End]]:
     """A writer and a peer that it writes to. Regions of one are remote to the other, though they share a process."""
-    async with end(kind, host, transfer_s) as writer, end(kind, host, transfer_s) as peer:
+    own, other = (host, host) if host else ends(kind)
+    async with end(kind, own, transfer_s) as writer, end(kind, other, transfer_s) as peer:
         yield writer, peer
 
 

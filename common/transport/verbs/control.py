@@ -117,9 +117,10 @@ class ControlStream:
         self._writer = writer
 
     @classmethod
-    async def connect(cls, host: str, port: int) -> ControlStream:
-        """OSError."""
-        return cls(*await asyncio.open_connection(host, port, limit=MAX_MESSAGE_BYTES))
+    async def connect(cls, host: str, port: int, own: str) -> ControlStream:
+        """From our own address, so that it takes the way that the queue pair will: connecting that blocks for a second
+        where the peer's link address is not known yet. OSError."""
+        return cls(*await asyncio.open_connection(host, port, limit=MAX_MESSAGE_BYTES, local_addr=(own, 0)))
 
     def send(self, msg: object) -> None:
         """Never waits: what is said is little, and has a deadline elsewhere."""

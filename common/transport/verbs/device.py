@@ -135,7 +135,7 @@ def _describe(context: Context, name: str, number: int) -> Port:
 
     port = context.query_port(number)
     gids = tuple(
-        Gid(entry.gid_index, entry.gid_str, _KINDS.get(entry.gid_type, "unknown"))
+        Gid(entry.gid_index, entry.gid_str(), _KINDS.get(entry.gid_type, "unknown"))
         for entry in context.query_gid_table(MAX_GIDS)
         if entry.port_num == number
     )

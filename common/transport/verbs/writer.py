@@ -154,7 +154,7 @@ class Connection:
 
     async def _connect(self) -> ControlStream:
         host, _, port = self._address.rpartition(":")
-        stream = self._stream = await ControlStream.connect(host.strip("[]"), int(port))
+        stream = self._stream = await ControlStream.connect(host.strip("[]"), int(port), self._device.place.address)
         self._pair = QueuePair(self._device, self, MAX_LISTS * LIST_WRITES, MAX_LISTS)
         index = TRAFFIC_CLASSES.index(self._class)
         stream.send(Hello(PROTOCOL_VERSION, self._incarnation, index, self._pair.address))
