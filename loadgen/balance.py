@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
+#: A window of the real cluster, seconds (spec §10).
+WINDOW_S = 1.0
+#: The part of a job over which the paper gives the balance of attention.
+FIRST_SHARE = 0.05
 #: A sample may come so much early, as a share of its window.
 JITTER = 0.1
 
@@ -65,3 +70,17 @@ def overall_max_over_avg(series: Series) -> float | None:
     if len(series.times) < 2:
         return None
     return max_over_avg({name: values[-1] - values[0] for name, values in series.values.items()})
+
+
+def described(series: Series, started: float, window_s: float) -> dict[str, Any] | None:
+    """For a result's JSON, over windows of window_s; None if there was no load."""
+    mean = mean_max_over_avg(series)
+    if mean is None:
+        return None
+    return {
+        "mean": mean,
+        "overall": overall_max_over_avg(series),
+        "window_s": window_s,
+        "at_s": [round(at - started, 3) for at in series.times[1:]],
+        "max_over_avg": [max_over_avg(window) for window in series.increments()],
+    }

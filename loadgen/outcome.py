@@ -11,17 +11,13 @@ from typing import Any
 
 from common.messages import MemberStatus
 from common.types import Role
-from loadgen.balance import Series, max_over_avg, mean_max_over_avg, overall_max_over_avg
+from loadgen.balance import FIRST_SHARE, WINDOW_S, Series, described, mean_max_over_avg
 from loadgen.measure import RunLog, Slo, TurnRecord, measure, percentile, steady_window
 from loadgen.observe import Sample
 
 PARTS = ("scheduling", "allocation", "read", "prefill")
 #: Bounds of the validity flags.
 MAX_CPU, MAX_LAG_S, MIN_HIT = 0.9, 0.1, 0.99
-#: A window of the real cluster, seconds (spec §10).
-WINDOW_S = 1.0
-#: The part of a job over which the paper gives the balance of attention.
-FIRST_SHARE = 0.05
 
 _SAMPLE = re.compile(r"(\w+)\{(.*)\}")
 
@@ -132,7 +128,7 @@ def snic_balance(
             if interface == "snic" and node in nodes:
                 nodes[node][index] += value
     series = Series([sample.at for sample in samples], nodes).between(*level)
-    return _balance(series.thinned(window_s), started, window_s)
+    return described(series.thinned(window_s), started, window_s)
 
 
 def attention_balance(
@@ -151,7 +147,7 @@ def attention_balance(
     for group, engines in groups.items():
         if len(engines) > 1 and all(len(values) == len(samples) for values in engines.values()):
             series = Series([sample.at for sample in samples], engines)
-            if balance := _balance(series.between(*level).thinned(WINDOW_S), started, WINDOW_S):
+            if balance := described(series.between(*level).thinned(WINDOW_S), started, WINDOW_S):
                 balance["rounds"] = _over_rounds(samples, group, level)
                 balance["first_5_percent"] = {
                     "until_s": first[1] - started,
@@ -180,19 +176,6 @@ def _over_rounds(samples: Sequence[Sample], group: str, span: tuple[float, float
     if len(sums) < 2 or sums[-1][1] <= sums[0][1]:
         return None
     return (sums[-1][0] - sums[0][0]) / (sums[-1][1] - sums[0][1])
-
-
-def _balance(series: Series, started: float, window_s: float) -> dict[str, Any] | None:
-    mean = mean_max_over_avg(series)
-    if mean is None:
-        return None
-    return {
-        "mean": mean,
-        "overall": overall_max_over_avg(series),
-        "window_s": window_s,
-        "at_s": [round(at - started, 3) for at in series.times[1:]],
-        "max_over_avg": [max_over_avg(window) for window in series.increments()],
-    }
 
 
 def nic_bytes(samples: Sequence[Sample]) -> dict[str, float]:

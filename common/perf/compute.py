@@ -55,13 +55,20 @@ class ComputeModel:
         attention = [self.prefill_attention_s(cached, new) for cached, new in pairs]
         return PrefillTime(self._spread(attention), self.prefill_linear_s(sum(new for _, new in pairs)))
 
+    def decode_attention_s(self, context: float) -> float:
+        """Attention of one sequence in all layers, for one token more: of `context` tokens with the new one."""
+        return self._attention_s(context - 1, 1, self.hardware.efficiency.decode_attention)
+
+    def decode_linear_s(self, sequences: int) -> float:
+        """Everything else of a step that makes one token more for so many sequences."""
+        return self._linear_s(sequences) + self.model.layers * self.hardware.efficiency.decode_layer_s
+
     def decode_step_s(self, contexts: Sequence[int]) -> float:
         """One token more for each sequence, of contexts tokens with the new one; 0 for none."""
         if not contexts:
             return 0.0
-        efficiency = self.hardware.efficiency
-        attention = [self._attention_s(context - 1, 1, efficiency.decode_attention) for context in contexts]
-        return self._spread(attention) + self._linear_s(len(contexts)) + self.model.layers * efficiency.decode_layer_s
+        attention = [self.decode_attention_s(context) for context in contexts]
+        return self._spread(attention) + self.decode_linear_s(len(contexts))
 
     def tokens_per_s(self, cached: int, new: int) -> float:
         """Prompt tokens, hits included, of such turns that the engine prefills in a second."""
@@ -86,7 +93,7 @@ class ComputeModel:
     def _hbm_rate(self) -> float:
         return self.hardware.hbm_rate * self.hardware.efficiency.hbm
 
-    def _attention_s(self, cached: int, new: int, efficiency: float) -> float:
+    def _attention_s(self, cached: float, new: float, efficiency: float) -> float:
         if new == 0:
             return 0.0
         flops = self.model.attention_flops(cached, new)

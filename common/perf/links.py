@@ -36,23 +36,23 @@ class FifoLink:
 
 
 class _Class:
-    """Transfers that share one weight evenly. clock: virtual bytes; marks: (mark, number, bytes, item), a heap."""
+    """Transfers that share one weight evenly. clock: virtual bytes; marks: (mark, number, bytes, item), a heap. served:
+    bytes that have passed; completed: of transfers that have ended."""
 
-    __slots__ = ("clock", "marks", "weight")
+    __slots__ = ("clock", "completed", "marks", "served", "weight")
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.clock = 0.0
         self.marks: list[tuple[float, int, float, Any]] = []
+        self.served = 0.0
+        self.completed = 0.0
 
 
 class FairLink:
-    """rate: bytes a second. weights: of the classes; those that have transfers share the rate in proportion.
+    """rate: bytes a second. weights: of the classes; those that have transfers share the rate in proportion."""
 
-    served: bytes that have passed until the last call; completed: bytes of transfers that have ended.
-    """
-
-    __slots__ = ("_active", "_at", "_classes", "_numbers", "_rate", "_weight", "completed", "served")
+    __slots__ = ("_active", "_at", "_classes", "_numbers", "_rate", "_weight")
 
     def __init__(self, rate: float, weights: Sequence[float] = (1.0,)) -> None:
         self._rate = rate
@@ -61,8 +61,6 @@ class FairLink:
         self._active: list[_Class] = []
         self._weight = 0.0  # of the active ones
         self._numbers = count()
-        self.served = 0.0
-        self.completed = 0.0
 
     @property
     def rate(self) -> float:
@@ -82,8 +80,9 @@ class FairLink:
         if self._active and now > self._at:
             passed = (now - self._at) * self._rate
             for active in self._active:
-                active.clock += passed * active.weight / (self._weight * len(active.marks))
-            self.served += passed
+                share = passed * active.weight / self._weight
+                active.clock += share / len(active.marks)
+                active.served += share
         self._at = now
 
     def start(self, now: float, num_bytes: float, item: Any, kind: int = 0) -> None:
@@ -118,11 +117,15 @@ class FairLink:
             slack = 1e-9 * marks[0][2] + 1e-11 * self._rate  # likewise
             while marks and marks[0][0] <= active.clock + slack:
                 _, _, num_bytes, item = heappop(marks)
-                self.completed += num_bytes
+                active.completed += num_bytes
                 ended.append(item)
             if not marks:
+                active.served = active.completed  # without what rounding has left
                 self._active.remove(active)
                 self._weight = sum(other.weight for other in self._active)
-        if not self._active:
-            self.served = self.completed  # without what rounding has left
         return ended
+
+    def served(self, now: float, kind: int = 0) -> float:
+        """Bytes of a class that have passed by now."""
+        self.advance(now)
+        return self._classes[kind].served

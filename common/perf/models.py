@@ -30,8 +30,8 @@ class Attention(Protocol):
     def row_bytes(self) -> int: ...
     @property
     def index_bytes(self) -> int: ...
-    def flops(self, cached: int, new: int) -> AttentionFlops: ...
-    def read_bytes(self, cached: int, new: int) -> float: ...
+    def flops(self, cached: float, new: float) -> AttentionFlops: ...
+    def read_bytes(self, cached: float, new: float) -> float: ...
 
 
 def attended(cached: float, new: float, top_k: float | None = None) -> float:
@@ -63,10 +63,10 @@ class GroupedQueryAttention:
     def index_bytes(self) -> int:
         return 0
 
-    def flops(self, cached: int, new: int) -> AttentionFlops:
+    def flops(self, cached: float, new: float) -> AttentionFlops:
         return AttentionFlops(4 * self.heads * self.head_dim * attended(cached, new))
 
-    def read_bytes(self, cached: int, new: int) -> float:
+    def read_bytes(self, cached: float, new: float) -> float:
         return float((cached + new) * self.row_bytes)
 
 
@@ -101,7 +101,7 @@ class LatentAttention:
     def index_bytes(self) -> int:
         return 0 if self.indexer is None else self.indexer.row_bytes
 
-    def flops(self, cached: int, new: int) -> AttentionFlops:
+    def flops(self, cached: float, new: float) -> AttentionFlops:
         a_position = 2 * self.heads * (2 * self.latent + self.rope)  # score: latent + rope; output: latent
         if self.indexer is None:
             return AttentionFlops(a_position * attended(cached, new))
@@ -110,7 +110,7 @@ class LatentAttention:
             2 * self.indexer.heads * self.indexer.head_dim * attended(cached, new),
         )
 
-    def read_bytes(self, cached: int, new: int) -> float:
+    def read_bytes(self, cached: float, new: float) -> float:
         context = cached + new
         if self.indexer is None:
             return float(context * self.row_bytes)
@@ -157,7 +157,7 @@ class ModelProfile:
     def linear_flops(self, tokens: float) -> float:
         return 2 * self.active_params * tokens
 
-    def attention_flops(self, cached: int, new: int) -> AttentionFlops:
+    def attention_flops(self, cached: float, new: float) -> AttentionFlops:
         """All layers."""
         layer = self.attention.flops(cached, new)
         return AttentionFlops(self.layers * layer.attention, self.layers * layer.indexer)

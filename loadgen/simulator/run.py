@@ -1,7 +1,280 @@
-"""The run."""
+"""One run: the live policy between simulated agents and simulated engines.
+
+What the live scheduler does with messages (services.scheduler.service) is done here with calls: events go to
+Policy.handle(), and what it answers is carried out at once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
+from time import thread_time
+from typing import Any
+
+from common.errors import ErrorCode
+from common.types import ReadPath, RequestKey, Role
+from common.workload.hits import BLOCK_TOKENS
+from loadgen.simulator.agents import Agents
+from loadgen.simulator.clock import Clock
+from loadgen.simulator.decode import DecodeEngine
+from loadgen.simulator.layerwise import Layerwise
+from loadgen.simulator.lockstep import PrefillGroup
+from loadgen.simulator.machines import Engine, Group, Node
+from loadgen.simulator.prefill import PrefillEngine
+from loadgen.simulator.records import Records
+from loadgen.simulator.request import Request
+from loadgen.simulator.resident import Resident
+from loadgen.simulator.samples import Sampler
+from loadgen.simulator.scenario import Scenario
+from loadgen.systems import SYSTEMS, base_settings, system_settings
+from services.prefill.batching import Quota
+from services.scheduler.policy import (
+    CancelOn,
+    EngineDraining,
+    EngineJoined,
+    EngineLeft,
+    Event,
+    Fail,
+    KvHandedOver,
+    Policy,
+    PolicyConfig,
+    PrefillEnded,
+    RequestArrived,
+    RequestEnded,
+    RequestErred,
+    Start,
+)
+
+#: Of so many calls of the policy one is timed.
+TIMED = 32
+
 
 class Simulation:
-    """See scenario.Happening."""
+    """clock, policy, records, agents; nodes, engines and groups by name. at(time, handler, argument) is clock.at().
+
+    What may happen beside the load (scenario.Happening) is done with add_node(), join(), drain(), fail(), an engine's
+    `slow` and a node's set_rate() and read(..., kind=FOREIGN).
+    """
+
+    def __init__(self, scenario: Scenario, on_progress: Callable[[float], None] = lambda done: None) -> None:
+        cluster = scenario.cluster
+        scaling = cluster.scaling
+        self.scenario = scenario
+        self.clock = Clock()
+        self.at = self.clock.at
+        self.overheads = scenario.overheads
+        self.slo_ttft_s = scenario.slo.ttft_s
+        settings = {
+            **base_settings(scaling, scenario.mean_turn.hit, scenario.mean_turn.miss),
+            **system_settings(scenario.system, scaling, scenario.mean_turn.hit, scenario.mean_turn.miss),
+        }
+        system = SYSTEMS[scenario.system]
+        self.system = system
+        self.free = system.free
+        self.copies_free = system.free or cluster.copies_free
+        # -- sizes, of one engine --
+        self.gpus = cluster.gpus
+        self.compute = scaling.compute
+        self.block_size = BLOCK_TOKENS
+        self.kv_bytes = cluster.model.kv_bytes_per_token
+        self.steps = cluster.moved_layers or cluster.model.layers
+        self.row_bytes = round(self.kv_bytes / self.steps)  # of a layer
+        self.cnic_rate = scaling.cnic_rate
+        self.prefill_memory = scaling.prefill_memory
+        self.decode_pages = scaling.compute.kv_tokens() // BLOCK_TOKENS
+        self.buffer_blocks = int(scaling.buffer / self.kv_bytes / BLOCK_TOKENS)
+        self.max_running = int(settings["decode.max_running"])
+        self.max_batch_tokens = int(settings["prefill.max_batch_tokens"])
+        self.max_batch_requests = int(settings["prefill.max_batch_requests"])
+        # -- predicted times --
+        compute = self.compute
+        self.attention = lru_cache(1 << 16)(compute.prefill_attention_s)
+        self.decode_attention = lru_cache(1 << 18)(compute.decode_attention_s)
+        self.decode_linear_s = [compute.decode_linear_s(number) for number in range(self.max_running + 1)]
+        limit_s = settings["prefill.quota_s"]
+        self.quota = Quota(limit_s, lambda cached, new: self.attention(cached, new) / self.gpus) if limit_s else None
+        # -- who is there --
+        alpha = settings["scheduler.alpha"]
+        self.policy = Policy(
+            PolicyConfig(
+                settings["scheduler.read_side"],
+                # of a node: all of its engines share the storage NIC
+                alpha * cluster.engines if system.scheduled else alpha,
+                settings["scheduler.beta"],
+                max(settings["scheduler.max_waiting"], 1 << 30),
+                BLOCK_TOKENS,
+            )
+        )
+        self.nodes: dict[str, Node] = {}
+        self.engines: dict[str, Engine] = {}
+        self.groups: dict[str, Group] = {}
+        self.requests: dict[RequestKey, Request] = {}
+        self.records = Records()
+        self.agents = Agents(self, scenario.load)
+        self.sampler = Sampler(self)
+        self.failed_requests = 0
+        self.ended_at = 0.0
+        self._on_progress = on_progress
+        self._calls = 0
+        self._timed_s = 0.0
+        self._run: dict[type[Any], Callable[[Any], None]] = {
+            Start: self._start,
+            CancelOn: self._cancel_on,
+            Fail: self._fail,
+        }
+        for role, count, size in (
+            (Role.PREFILL, cluster.prefill_nodes, cluster.prefill_nodes_together),
+            (Role.DECODE, cluster.decode_nodes, cluster.decode_nodes_together),
+        ):
+            for index in range(count):
+                letter = role.value[0]
+                self.add_node(f"{letter}{index}", role, f"{role.value}{index // size}")
+
+    # -- the cluster --
+
+    def add_node(self, name: str, role: Role, group: str) -> Node:
+        """A node with all of its engines, which take work from their first report on, now."""
+        cluster = self.scenario.cluster
+        node = self.nodes[name] = Node(name, role, self.clock, cluster.snic_rate)
+        for index in range(cluster.engines):
+            self.join(name if cluster.engines == 1 else f"{name}.{index}", node, role, group)
+        return node
+
+    def join(self, name: str, node: Node, role: Role, group: str) -> Engine:
+        """An engine on a node, in a group that may be new."""
+        its = self.groups.get(group)
+        if its is None:
+            its = PrefillGroup(self, group) if role is Role.PREFILL else Group(self, group, role)
+            self.groups[group] = its
+        kind = DecodeEngine if role is Role.DECODE else Layerwise if self.system.layerwise else Resident
+        engine: Engine = kind(self, name, node, its)
+        self.engines[name] = engine
+        device = self.decode_pages * BLOCK_TOKENS if role is Role.DECODE else int(self.prefill_memory / self.row_bytes)
+        self.tell(EngineJoined(name, role, node.name, group, self.buffer_blocks, device))
+        its.changed(engine)
+        return engine
+
+    def drain(self, engine: Engine) -> None:
+        """It finishes what it has and takes nothing new; `engine.seq` says how much is left."""
+        engine.open = False
+        self.tell(EngineDraining(engine.name))
+
+    def leave(self, engine: Engine) -> None:
+        """It is gone, and with it what it had: those requests are tried again elsewhere."""
+        engine.open = engine.alive = False
+        del self.engines[engine.name]
+        engine.node.engines.remove(engine)
+        engine.group.engines.remove(engine)
+        if isinstance(engine, PrefillEngine):
+            engine.group.forget(engine)
+        elif isinstance(engine, DecodeEngine):
+            engine.note_made()
+        self.tell(EngineLeft(engine.name))
+
+    # -- the scheduler --
+
+    def tell(self, event: Event) -> None:
+        """Let the policy decide, and do what it says."""
+        self._calls += 1
+        if self._calls % TIMED:
+            actions = self.policy.handle(event, self.clock.now)
+        else:
+            begun = thread_time()
+            actions = self.policy.handle(event, self.clock.now)
+            self._timed_s += thread_time() - begun
+        run = self._run
+        for action in actions:
+            run[type(action)](action)
+
+    @property
+    def policy_s(self) -> float:
+        """CPU seconds that the policy has taken, estimated."""
+        return self._timed_s * TIMED
+
+    def _start(self, action: Start) -> None:
+        request = self.requests[action.key]
+        prefill, decode = self.engines[action.prefill], self.engines[action.decode]
+        assert isinstance(prefill, PrefillEngine) and isinstance(decode, DecodeEngine)
+        request.prefill, request.decode = prefill, decode
+        request.pe_tokens = action.pe_tokens
+        request.own_rows = request.prompt if action.read_path is ReadPath.PE else action.pe_tokens
+        request.started_at = request.staged_at = self.clock.now
+        request.reads = 1  # until both sides are told
+        decode.assigned(request)
+        prefill.assigned(request)
+        self.buffered(request)
+
+    def _cancel_on(self, action: CancelOn) -> None:
+        engine = self.engines.get(action.engine)
+        request = self.requests[action.key]
+        request.gone = True
+        if engine is not None:
+            engine.drop(request)
+
+    def _fail(self, action: Fail) -> None:
+        request = self.requests.pop(action.key)
+        request.gone = True
+        self.failed_requests += 1
+        if not request.made and request.first_at >= 0:
+            request.made = 1
+        self.agents.lost(request, action.code)
+
+    # -- the life of a request --
+
+    def arrive(self, request: Request) -> None:
+        """A turn reaches the scheduler, with the length that its client knows to be in storage."""
+        request.arrived = self.clock.now
+        self.requests[request.key] = request
+        self.tell(RequestArrived(request.key, request.prompt, request.hit, request.blocks))
+
+    def buffered(self, request: Request) -> None:
+        """One of those whose read it waits for is done."""
+        request.reads -= 1
+        if not request.reads and not request.gone:
+            request.is_ready(self.clock.now)
+            request.prefill.ready(request)
+
+    def first_token(self, request: Request) -> None:
+        request.first_at = self.clock.now
+        self.agents.first_token(request)
+
+    def prefill_ended(self, request: Request) -> None:
+        self.tell(PrefillEnded(request.key))
+
+    def handed_over(self, request: Request) -> None:
+        self.tell(KvHandedOver(request.key))
+
+    def ended(self, request: Request) -> None:
+        request.gone = True
+        del self.requests[request.key]
+        self.tell(RequestEnded(request.key))
+        self.agents.ended(request)
+
+    def erred(self, request: Request, engine: Engine, code: ErrorCode) -> None:
+        """An engine cannot go on with it, and has let go of it."""
+        request.gone = True
+        self.tell(RequestErred(request.key, engine.name, code, ""))
+
+    def store(self, engine: Engine, blocks: int) -> None:
+        """New full blocks go to storage, from this engine. Nobody waits for them."""
+        if blocks and not self.free:
+            num_bytes = blocks * BLOCK_TOKENS * self.kv_bytes
+            engine.node.snic_out.send(self.clock.now, num_bytes)
+
+    # -- the run --
+
+    def progress(self) -> None:
+        if self.records.num_turns % 256 == 0:
+            self._on_progress(self.records.num_turns / self.agents.offered)
+
+    def play(self) -> None:
+        """From the start to the end. RuntimeError if it comes to a stand before: a defect."""
+        self.sampler.start()
+        self.agents.start()
+        for happening in (*self.scenario.incidents, *([self.scenario.roles] if self.scenario.roles else ())):
+            happening.start(self)
+        self.clock.run()
+        self.ended_at = self.clock.now
+        if self.agents.playing and not self.clock.stopped:
+            raise RuntimeError(f"nothing happens any more at {self.ended_at:g} s, and {len(self.requests)} turns wait")
+        self.sampler.sample()

@@ -35,7 +35,9 @@ class Cluster:
 
     prefill_group, decode_group: nodes whose engines are scheduled together and, in prefill, meet at every layer. 0: as
     the model is deployed: experts that need several nodes make groups of so many decode nodes and half as many prefill
-    nodes (2P4D is one unit), else each node is a group.
+    nodes (2P4D is one unit), else each node is a group. moved_layers: in so many parts KV moves (0: as the model has
+    layers); copies_free: those between host and device take no time. Both are for comparison with live clusters, which
+    move fewer, larger layers and may leave copies unpaced.
     """
 
     prefill_nodes: int
@@ -46,6 +48,8 @@ class Cluster:
     gpus: int = 1
     prefill_group: int = 0
     decode_group: int = 0
+    moved_layers: int = 0
+    copies_free: bool = False
 
     @property
     def name(self) -> str:
@@ -60,6 +64,16 @@ class Cluster:
     def snic_rate(self) -> float:
         """Bytes a second of a node's storage NIC, each way."""
         return self.engines * self.scaling.snic_rate
+
+    @property
+    def decode_nodes_together(self) -> int:
+        """Nodes of a decode group."""
+        return self.decode_group or max(1, self.model.expert_gpus // self.hardware.gpus)
+
+    @property
+    def prefill_nodes_together(self) -> int:
+        """Nodes of a prefill group."""
+        return self.prefill_group or max(1, self.model.expert_gpus // self.hardware.gpus // 2)
 
     @property
     def limit(self) -> int:
@@ -85,12 +99,13 @@ class Happening(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """Constants of the control plane, real seconds, the same for every system; zero unless a comparison with a live
-    cluster states them. hop_s: of one message between processes. report_s: how long a changed load waits for others
-    before a group's leader fetches (the live engines gather for 5 ms)."""
+    """Constants of the control plane, real seconds, the same for every system. turn_s: from an agent's sending of
+    a turn to the scheduler. report_s: how long a changed load waits for others before a group's leader fetches (live:
+    5 ms). gather_s: how long a round of a prefill group waits for engines that have no forward yet."""
 
-    hop_s: float = 0.0
+    turn_s: float = 0.0
     report_s: float = 0.005
+    gather_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,203 @@
+"""The simulated cluster: one turn by hand, what must hold for every system, and that it is the live decision code."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from pytest import approx
+
+from common.perf.bounds import Turn as MeanTurn
+from common.workload.hits import hits
+from common.workload.trajectories import Trajectory, Turn
+from loadgen.load import Arrival, Offline, Online
+from loadgen.simulator import Cluster, Overheads, Scenario, offline, online, simulate
+from loadgen.simulator.run import Simulation
+from loadgen.systems import SYSTEMS
+from loadgen.workload import Source
+from services.prefill import batching
+from services.scheduler.policy import Policy, check_integrity
+
+MEAN = MeanTurn(32_426, 285, 104)
+SMALL = Cluster(2, 3, engines=2)
+
+
+def scenario(system: str = "dualpath", agents: int = 40, turns: int = 3, **others: Any) -> Scenario:
+    return offline(SMALL, system, Source(), agents, turns=turns, **others)
+
+
+def without_cost(result: dict[str, Any]) -> str:
+    return json.dumps({name: value for name, value in result.items() if name != "simulator"})
+
+
+# -- one turn, by hand --
+
+
+def one_turn(system: str, prefix: int, append: int, generate: int) -> tuple[Simulation, float]:
+    """An agent alone on 1P1D, one engine a node. The run, and its time to first token."""
+    trajectory = Trajectory("a", (Turn(prefix, append, generate),), prefix=prefix)
+    cluster = Cluster(1, 1, engines=1, gpus=1)
+    run = Simulation(Scenario(cluster, system, Offline((trajectory,), 1, whole=True), MEAN))
+    run.play()
+    return run, float(run.records.column("ttft")[0])
+
+
+KV = 40_016  # bytes a token
+SNIC, CNIC = 50e9 / 8, 50e9  # an engine's share of the storage NIC; its own compute NIC
+
+
+def fetched(run: Simulation) -> float:
+    """Engines take work from their first report on."""
+    return run.overheads.report_s
+
+
+@pytest.mark.parametrize("system", ["basic", "dualpath"])
+def test_a_turn_by_hand(system: str) -> None:
+    run, ttft = one_turn(system, prefix=32_000, append=300, generate=101)
+    compute = run.compute
+    read_s = 32_000 * KV / SNIC
+    forward_s = compute.prefill_s([(32_000, 300)]).total_s
+    layer_s = forward_s / 61
+    load_s = 32_000 * KV / CNIC
+    hand_s = 32_300 * KV / CNIC
+    if system == "basic":  # all layers are loaded, then computed, then sent on
+        assert ttft == approx(fetched(run) + read_s + load_s + forward_s, rel=1e-6)
+        staged = ttft + hand_s
+    else:  # one layer is loaded before the first is computed, one is sent on after the last
+        assert ttft == approx(fetched(run) + read_s + load_s / 61 + forward_s, rel=1e-6)
+        staged = ttft + hand_s / 61
+        assert load_s / 61 < layer_s
+    begun = staged + 32_300 * KV / CNIC  # from the buffer to device memory
+    decode_s = sum(compute.decode_step_s([32_300 + step]) for step in range(1, 101))
+    assert run.ended_at == approx(begun + decode_s, rel=1e-6)
+    assert run.nodes["p0"].snic_in.served(run.ended_at) == 32_000 * KV
+
+
+def test_a_turn_by_hand_read_on_the_decode_side_and_stored() -> None:
+    run, ttft = one_turn("dualpath", prefix=0, append=1000, generate=1)
+    assert ttft == approx(fetched(run) + run.compute.prefill_s([(0, 1000)]).total_s, rel=1e-6)
+    assert run.nodes["d0"].snic_out.sent == 1000 // 64 * 64 * KV
+
+
+def test_oracle_moves_nothing() -> None:
+    run, ttft = one_turn("oracle", prefix=32_000, append=300, generate=2)
+    forward_s = run.compute.prefill_s([(32_000, 300)]).total_s
+    assert ttft == approx(fetched(run) + forward_s, rel=1e-6)
+    assert run.ended_at == approx(ttft + run.compute.decode_step_s([32_301]), rel=1e-6)
+    assert not any(engine.tx.sent or engine.rx.sent for engine in run.engines.values())
+
+
+# -- every system --
+
+
+def check_ended(run: Simulation) -> None:
+    """Every turn has ended once, and nothing is left anywhere."""
+    assert run.records.num_turns == run.agents.offered == run.agents.attempted
+    assert not run.requests and not run.policy.requests and not run.agents.failed
+    check_integrity(run.policy)
+    for engine in run.policy.engines.values():
+        assert engine.free_blocks == engine.buffer_blocks
+    for engine in run.engines.values():
+        assert not engine.requests and engine.seq == engine.tok == engine.read_q == 0
+        pool = getattr(engine, "pool", None)
+        if pool is not None:
+            pool.check_integrity()
+        else:
+            assert engine.free == engine.pages  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_turn_ends_once_and_every_hit_is_read_once(system: str) -> None:
+    job = scenario(system)
+    run = Simulation(job)
+    run.play()
+    check_ended(run)
+    read = sum(node.snic_in.served(run.ended_at) for node in run.nodes.values())
+    hit = sum(sum(hits(trajectory)) for trajectory in job.load.trajectories)
+    if SYSTEMS[system].free:
+        assert read == 0
+    elif not SYSTEMS[system].tier_bytes:
+        assert read == approx(hit * KV, rel=1e-9)
+    sides = {node.name[0] for node in run.nodes.values() if node.snic_in.served(run.ended_at)}
+    both = SYSTEMS[system].read_side != "pe_only"
+    assert sides == (set() if SYSTEMS[system].free else {"p", "d"} if both else {"p"})
+
+
+def test_the_same_scenario_gives_the_same_result() -> None:
+    assert without_cost(simulate(scenario())) == without_cost(simulate(scenario()))
+    assert without_cost(simulate(scenario(seed=1))) != without_cost(simulate(scenario(seed=2)))
+
+
+def test_systems_are_ordered_under_load() -> None:
+    jobs = {system: simulate(scenario(system, agents=150))["makespan_s"] for system in SYSTEMS}
+    assert jobs["oracle"] < jobs["dualpath"] < jobs["basic+layerwise"] < jobs["basic"]
+
+
+def test_more_agents_take_longer_and_more_nodes_less() -> None:
+    times = [simulate(scenario(agents=agents))["makespan_s"] for agents in (40, 120, 360)]
+    assert times == sorted(times)
+    bigger = offline(Cluster(4, 6, engines=2), "dualpath", Source(), 360, turns=3)
+    assert simulate(bigger)["makespan_s"] < times[-1]
+
+
+def test_decisions_and_packing_are_the_live_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Counter[str] = Counter()
+    handle = Policy.handle
+    quota_largest = batching.Quota.largest
+
+    def spied(self: Policy, event: object, now: float) -> Any:
+        seen[type(event).__name__] += 1
+        return handle(self, event, now)  # type: ignore[arg-type]
+
+    def largest(self: batching.Quota, cached: int, most: int, spent_s: float) -> int:
+        seen["quota"] += 1
+        return quota_largest(self, cached, most, spent_s)
+
+    monkeypatch.setattr(Policy, "handle", spied)
+    monkeypatch.setattr(batching.Quota, "largest", largest)
+    run = Simulation(scenario())
+    assert isinstance(run.policy, Policy)
+    run.play()
+    turns = run.agents.offered
+    for event in ("RequestArrived", "PrefillEnded", "KvHandedOver", "RequestEnded"):
+        assert seen[event] == turns
+    assert seen["Fetched"] and seen["quota"] >= turns
+
+
+# -- online --
+
+
+def test_online_agents_come_at_their_times() -> None:
+    job = online(SMALL, "dualpath", Source(), aps=2.0, duration_s=60.0, turns=3)
+    assert isinstance(job.load, Online)
+    result = simulate(job)
+    assert result["given_up"] is False
+    assert result["attempted"] <= result["offered"]
+    assert result["turns"] + result["unfinished"] == result["attempted"]
+    assert result["verdict"]["met"]
+    assert result["ttft_ms"]["p50"] < 1000
+
+
+def test_too_many_agents_are_given_up() -> None:
+    result = simulate(online(SMALL, "basic", Source(), aps=40.0, duration_s=60.0, turns=3, misses=20))
+    assert result["given_up"] and not result["verdict"]["met"]
+
+
+def test_tool_time_is_kept() -> None:
+    turns = (Turn(0, 100, 3), Turn(103, 100, 3, think_s=7.0))
+    quick = (Turn(0, 100, 3), Turn(103, 100, 3))
+    spans = []
+    for played in (turns, quick):
+        load = Online((Arrival(1.0, "a", Trajectory("a", played)),), 100.0, 99)
+        run = Simulation(Scenario(SMALL, "dualpath", load, MEAN))
+        run.play()
+        spans.append(run.records.trajectories[0, 1])
+    assert spans[0] == approx(spans[1] + 7.0)
+
+
+def test_overheads_are_added_to_every_turn() -> None:
+    slower = scenario(agents=1, turns=1, overheads=Overheads(turn_s=0.5))
+    plain = simulate(scenario(agents=1, turns=1))["ttft_ms"]["mean"]
+    assert simulate(slower)["ttft_ms"]["mean"] == approx(plain + 500 - 5, abs=0.01)  # engines have reported by then
