@@ -37,7 +37,7 @@ from common.messages import (
 )
 from common.metrics import Metrics
 from common.rpc import Node, Peer
-from common.types import FinishReason, Request, Role
+from common.types import FinishReason, Logprobs, Request, Role
 from services.frontend.service import Frontend
 
 BOS, EOS, STOP = 0, 1, 2
@@ -107,8 +107,12 @@ class Attempt:
         """All in one message, indexes from index (default: where this attempt goes on)."""
         first = self.request.num_generated if index is None else index
         number = self.request.attempt if attempt is None else attempt
-        batch = [Token(self.request.request_id, number, first + i, token) for i, token in enumerate(ids)]
-        self.link.send(Tokens(batch))
+        key = (self.request.request_id, number)
+        self.link.send(Tokens([Token(*key, at, token, self._logprobs(at)) for at, token in enumerate(ids, first)]))
+
+    def _logprobs(self, index: int) -> Logprobs | None:
+        count = self.request.sampling.logprobs
+        return None if count is None else scripted_logprobs(index, count)
 
     def finished(self, num_tokens: int, reason: FinishReason = FinishReason.LENGTH) -> None:
         self.link.send(Finished(self.request.request_id, self.request.attempt, reason, num_tokens))
@@ -125,6 +129,12 @@ class Attempt:
 
 
 Script = Callable[[Attempt], Awaitable[None]]
+
+
+def scripted_logprobs(index: int, count: int) -> Logprobs:
+    """Those of the token at an output index, told apart by their values; z, y, x ... are the likeliest."""
+    [last] = encode("z")
+    return Logprobs(-index - 0.5, tuple((last - rank, -index - rank / 8) for rank in range(count)))
 
 
 class FakeCluster:
