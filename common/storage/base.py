@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from common.transport.files import FilePart
+
 
 class BlockStore(Protocol):
     """Full Blocks of one manifest. One event loop; no method blocks it.
@@ -26,6 +28,14 @@ class BlockStore(Protocol):
     async def read(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
         """Fill each of into (full_block_bytes) with the verified block; False is a miss, and its place then holds
         garbage."""
+
+    async def open_parts(self, keys: Sequence[bytes]) -> list[FilePart | None]:
+        """The payload of each block as part of an open file whose pages are in memory, for a transport that verifies it
+        where it arrives; None for a miss. The caller closes the descriptors. All None where blocks are no files, or are
+        not to be verified."""
+
+    def count_read(self, found: Sequence[bool]) -> None:
+        """Blocks that were opened have been read and found good, or were misses (False). read() counts by itself."""
 
     async def write(self, key: bytes, payload: memoryview, checksum: int) -> bool:
         """Store payload (full_block_bytes) with the source's xxh3-64; False if it failed. Visible at once and whole, or

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import mmap
 import os
 import secrets
 import stat
@@ -31,12 +32,14 @@ from common.model import Manifest
 from common.storage.claim import BLOCKS, DRAFTS, QUARANTINE, claim_directory, create_locked, make_directory
 from common.storage.format import HEADER_BYTES, BadBlock, BlockHeader, pack_header, parse_header
 from common.tasks import to_the_end
+from common.transport.files import FilePart
 
 T = TypeVar("T")
 
 #: Errors that condemn the file itself; any other failure to read says nothing about it, and leaves it in place.
 _DAMAGED = frozenset({errno.EIO, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EBADMSG, errno.EUCLEAN})
 LOOKUP_THREADS = 2
+_POPULATE_READ = 22  # MADV_POPULATE_READ
 
 
 class DirectoryStore:
@@ -90,10 +93,18 @@ class DirectoryStore:
             self._check_size(block)
         # all of them in one go: a hop between threads costs more than a block
         found = await to_the_end(self._in_bulk(self._read_blocks, keys, into))
+        self.count_read(found)
+        return found
+
+    def count_read(self, found: Sequence[bool]) -> None:
         self._read.inc(sum(found))
         self._read_bytes.inc(sum(found) * self._header.payload_bytes)
         self._misses.inc(len(found) - sum(found))
-        return found
+
+    async def open_parts(self, keys: Sequence[bytes]) -> list[FilePart | None]:
+        if not self._verify:
+            return [None] * len(keys)
+        return await to_the_end(self._in_bulk(lambda: [self._open_part(key) for key in keys]))
 
     async def write(self, key: bytes, payload: memoryview, checksum: int) -> bool:
         self._check_size(payload)
@@ -107,8 +118,17 @@ class DirectoryStore:
         return [self._read_block(key, block) for key, block in zip(keys, into, strict=True)]
 
     def _read_block(self, key: bytes, into: memoryview) -> bool:
+        return self._tried(key, lambda: self._load(key, into))
+
+    def _open_part(self, key: bytes) -> FilePart | None:
+        parts: list[FilePart] = []
+        self._tried(key, lambda: parts.append(self._part(key)))
+        return parts[0] if parts else None
+
+    def _tried(self, key: bytes, work: Callable[[], None]) -> bool:
+        """Whether work with this block's file went well; a file that is not what it should be is set aside."""
         try:
-            self._load(key, into)
+            work()
         except FileNotFoundError:
             return False
         except BadBlock as bad:
@@ -130,10 +150,28 @@ class DirectoryStore:
             _fill(fd, head, into)
         finally:
             os.close(fd)
-        header = parse_header(head)
-        header.expect(replace(self._header, key=key))
+        header = self._checked(key, head)
         if self._verify and xxhash.xxh3_64_intdigest(into) != header.checksum:
             raise BadBlock("checksum", "the payload's checksum does not fit")
+
+    def _part(self, key: bytes) -> FilePart:
+        """BadBlock, OSError."""
+        head = bytearray(HEADER_BYTES)
+        fd = self._open_block(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _fill(fd, head)
+            header = self._checked(key, head)
+            _bring_in(fd, self._file_bytes)
+        except BaseException:
+            os.close(fd)
+            raise
+        return FilePart(fd, HEADER_BYTES, header.payload_bytes, header.checksum)
+
+    def _checked(self, key: bytes, head: bytearray) -> BlockHeader:
+        """The block's own header. BadBlock if it is not this block's."""
+        header = parse_header(head)
+        header.expect(replace(self._header, key=key))
+        return header
 
     async def _write_block(self, key: bytes, payload: memoryview, checksum: int) -> bool:
         draft = f"{self._root}/{DRAFTS}/{secrets.token_hex(16)}"
@@ -203,6 +241,17 @@ def _fill(fd: int, *places: bytearray | memoryview) -> None:
             got -= len(rest.pop(0))
         if rest:
             rest[0] = rest[0][got:]
+
+
+def _bring_in(fd: int, length: int) -> None:
+    """Have the file's pages read now, by this thread, so that whoever sends them does not wait for a disk. OSError."""
+    with mmap.mmap(fd, length, prot=mmap.PROT_READ) as pages:
+        try:
+            pages.madvise(_POPULATE_READ)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a kernel before 5.14 does not know it
+                raise
+            os.posix_fadvise(fd, 0, length, os.POSIX_FADV_WILLNEED)
 
 
 def _write_draft(draft: str, header: bytes, payload: memoryview) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Generator, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from numpy.typing import NDArray
 from common.errors import DualPathError, ErrorCode
 from common.transport.memory import Memory
 from common.transport.region import RegionDescriptor
+
+if TYPE_CHECKING:
+    from common.transport.files import FileBatch
 
 
 class Intent(StrEnum):
@@ -81,6 +84,12 @@ class Transport(Protocol):
 
     def write(self, batch: Batch, intent: Intent) -> Transfer:
         """Start one submission. TransferError at once for a run out of range or an unknown source."""
+
+    def takes_files(self, target: RegionDescriptor) -> bool:
+        """Whether write_files() has a way there: unpaced, and one that reads files itself."""
+
+    def write_files(self, batch: FileBatch, intent: Intent) -> Transfer:
+        """As write(), of parts of open files, each verified where it arrives. It fails if one of them is damaged."""
 
 
 def make_runs(source: object, target: object, length: object) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from common.transport.base import TransferError, check_runs
 from common.transport.copying import copy_runs
+from common.transport.files import FileJob, read_parts
 from common.transport.memory import Memory
 from common.transport.mover import Job, Mover, Regions, settle
 from common.transport.region import RegionDescriptor
@@ -21,6 +22,10 @@ INLINE_RUNS = 256
 
 class Stop(threading.Event):
     """Set by whoever does not want the copy any more."""
+
+    def before(self, deadline: float) -> Callable[[], bool]:
+        """Whether to go on: it is neither set, nor is the deadline (time.monotonic) over."""
+        return lambda: not self.is_set() and time.monotonic() <= deadline
 
 
 class Copier:
@@ -62,6 +67,7 @@ class LocalMover(Mover):
     """Writes into regions that are registered here: host-device copies above all."""
 
     name = "local"
+    takes_files = True
 
     def __init__(self, copier: Copier, regions: Regions) -> None:
         self._copier = copier
@@ -83,6 +89,13 @@ class LocalMover(Mover):
             return
         await self._copier.run(lambda stop: copy(job, memory, stop))
 
+    async def move_files(self, job: FileJob) -> None:
+        target = self._regions.get(job.batch.target.key)
+        if target is None:
+            raise TransferError("the target region was deregistered")
+        memory = target.memory
+        await self._copier.run(lambda stop: read_parts(job, memory, stop.before(job.deadline)))
+
 
 def is_small(job: Job) -> bool:
     """Not worth the thread."""
@@ -91,7 +104,6 @@ def is_small(job: Job) -> bool:
 
 def copy(job: Job, target: Memory, stop: Stop) -> None:
     """Copy all runs. TransferError if a run is out of range, or if stopped or late: no byte is written after that."""
-    runs, deadline = job.batch.runs, job.deadline
-    check_runs(runs, job.source.size, target.size)
-    if not copy_runs(job.source.view, target.view, runs, lambda: not stop.is_set() and time.monotonic() <= deadline):
+    check_runs(job.batch.runs, job.source.size, target.size)
+    if not copy_runs(job.source.view, target.view, job.batch.runs, stop.before(job.deadline)):
         raise TransferError("stopped or over its deadline in mid-copy")

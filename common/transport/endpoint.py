@@ -11,15 +11,18 @@ import secrets
 import time
 from collections.abc import Coroutine, Generator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from common.faults import Fault, Faults
 from common.metrics import Metrics
 from common.transport.base import Batch, Intent, TransferError, check_runs
+from common.transport.files import FileBatch, FileJob, check_places
 from common.transport.memory import REGION_KEY_BYTES, Memory, host_identity
 from common.transport.mover import Job, Mover, Region, Regions
 from common.transport.nic import Nic, Nics
 from common.transport.region import RegionDescriptor
+
+J = TypeVar("J", Job, FileJob)
 
 #: Transfers that may be in flight at a time.
 MAX_TRANSFERS = 4096
@@ -122,8 +125,7 @@ class Endpoint:
 
     def write(self, batch: Batch, intent: Intent) -> TaskTransfer:
         """TransferError at once also if no mover reaches the target, or too many transfers are in flight."""
-        if not self._open or len(self._transfers) >= MAX_TRANSFERS:
-            raise TransferError("closed" if not self._open else f"{MAX_TRANSFERS} transfers are in flight already")
+        self._check_open()
         source = self._regions.get(batch.source.key)
         if source is None:
             raise TransferError("the source region is not registered here")
@@ -132,9 +134,37 @@ class Endpoint:
         mover = self._mover(batch.target)
         runs = batch.runs[batch.runs[:, 2] > 0]
         job = Job(source.memory, replace(batch, runs=runs), intent, time.monotonic() + self._transfer_s)
-        fault = self._faults.strike("transfer", type=intent.value)
-        transfer = TaskTransfer(self._carry(mover, job, fault), f"{mover.name} {intent.value}")
-        users = [self._transfers, source.transfers, *([target.transfers] if target else [])]
+        users = [source.transfers, *([target.transfers] if target else [])]
+        return self._begin(mover, intent, self._carry(mover, job, self._strike(intent)), users)
+
+    def takes_files(self, target: RegionDescriptor) -> bool:
+        return self._mover(target).takes_files and not self._nics.paced(target)
+
+    def write_files(self, batch: FileBatch, intent: Intent) -> TaskTransfer:
+        """TransferError at once also if takes_files() is False, or too many transfers are in flight."""
+        self._check_open()
+        target = self._regions.get(batch.target.key)
+        check_places(batch, target.memory.size if target else batch.target.size)
+        if not self.takes_files(batch.target):
+            raise TransferError("there is no way for files to the target")
+        mover = self._mover(batch.target)
+        job = FileJob(batch, intent, time.monotonic() + self._transfer_s)
+        carry = self._carry_files(mover, job, self._strike(intent))
+        return self._begin(mover, intent, carry, [target.transfers] if target else [])
+
+    def _check_open(self) -> None:
+        if not self._open or len(self._transfers) >= MAX_TRANSFERS:
+            raise TransferError("closed" if not self._open else f"{MAX_TRANSFERS} transfers are in flight already")
+
+    def _strike(self, intent: Intent) -> Fault | None:
+        return self._faults.strike("transfer", type=intent.value)
+
+    def _begin(
+        self, mover: Mover, intent: Intent, work: Coroutine[None, None, None], users: list[set[asyncio.Task[None]]]
+    ) -> TaskTransfer:
+        """users: the transfers of each region that it reads or writes."""
+        transfer = TaskTransfer(work, f"{mover.name} {intent.value}")
+        users = [self._transfers, *users]
         for tasks in users:
             tasks.add(transfer.task)
 
@@ -160,10 +190,21 @@ class Endpoint:
             return
         for _ in range(2 if fault is not None and fault.action == "duplicate" else 1):
             await self._nics.move(mover, job)
-            self._done.labels(job.intent.value, mover.name).inc()
-            self._bytes.labels(job.intent.value, mover.name).inc(job.batch.num_bytes)
+            self._count(mover, job.intent, job.batch.num_bytes)
 
-    async def _suffer(self, fault: Fault, job: Job) -> Job:
+    async def _carry_files(self, mover: Mover, job: FileJob, fault: Fault | None) -> None:
+        if fault is not None:
+            job = await self._suffer(fault, job)
+        for _ in range(2 if fault is not None and fault.action == "duplicate" else 1):
+            await mover.move_files(job)
+            self._nics.count(job.batch.target, job.intent, job.batch.num_bytes)
+            self._count(mover, job.intent, job.batch.num_bytes)
+
+    def _count(self, mover: Mover, intent: Intent, num_bytes: int) -> None:
+        self._done.labels(intent.value, mover.name).inc()
+        self._bytes.labels(intent.value, mover.name).inc(num_bytes)
+
+    async def _suffer(self, fault: Fault, job: J) -> J:
         """What a fault does before the bytes move. Only tcp has a checksum that would notice corruption."""
         await asyncio.sleep(fault.seconds)
         if fault.action == "drop":

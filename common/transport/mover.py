@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.transport.base import Batch, Intent
+from common.transport.files import FileJob
 from common.transport.memory import Memory
 from common.transport.region import RegionDescriptor
 
@@ -50,6 +51,8 @@ class Mover:
 
     #: Its label in the counters.
     name: str
+    #: Whether it can move parts of files.
+    takes_files = False
 
     async def start(self) -> None:
         """Take what it needs. ConfigError if it cannot be had."""
@@ -71,6 +74,10 @@ class Mover:
     async def move(self, job: Job) -> None:
         """Returns when the bytes are in place; TransferError if they are not by the deadline. However it ends, by
         cancellation too, neither memory is touched any more then."""
+        raise NotImplementedError
+
+    async def move_files(self, job: FileJob) -> None:
+        """As move(), where takes_files. Every part is verified where it arrives: one that is damaged is a failure."""
         raise NotImplementedError
 
 

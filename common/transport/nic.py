@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from common.metrics import Metrics
-from common.transport.base import TransferError, cut_runs
+from common.transport.base import Intent, TransferError, cut_runs
 from common.transport.classes import CLASS_OF_INTENT, TRAFFIC_CLASSES
 from common.transport.mover import Job, Mover
 from common.transport.pacing import Pacer, Piece
@@ -93,6 +93,10 @@ class Nics:
         self._tx = self._line(own.name, own.rate, "tx") if own is not None and own.rate > 0 else None
         self._rx: dict[tuple[str, float], Line] = {}
 
+    def paced(self, target: RegionDescriptor) -> bool:
+        """Whether a NIC on the way there is."""
+        return bool(self._lines(target))
+
     async def move(self, mover: Mover, job: Job) -> None:
         """Mover.move(), paced; nothing but that where no NIC on the way is."""
         lines = self._lines(job.batch.target)
@@ -130,10 +134,14 @@ class Nics:
 
     async def _move(self, mover: Mover, job: Job, num_bytes: int) -> None:
         await mover.move(job)
-        traffic_class = CLASS_OF_INTENT[job.intent].name
-        for nic, direction in ((self._own.name if self._own else "", "tx"), (job.batch.target.nic, "rx")):
+        self.count(job.batch.target, job.intent, num_bytes)
+
+    def count(self, target: RegionDescriptor, intent: Intent, num_bytes: int) -> None:
+        """These bytes have been moved there."""
+        traffic_class = CLASS_OF_INTENT[intent].name
+        for nic, direction in ((self._own.name if self._own else "", "tx"), (target.nic, "rx")):
             if nic:
-                self._bytes.labels(nic, direction, traffic_class, job.intent.value).inc(num_bytes)
+                self._bytes.labels(nic, direction, traffic_class, intent.value).inc(num_bytes)
 
     def _lines(self, target: RegionDescriptor) -> list[Line]:
         lines = [] if self._tx is None else [self._tx]

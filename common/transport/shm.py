@@ -11,12 +11,16 @@ import asyncio
 import os
 import select
 import time
+from collections.abc import Callable
 
 from common.transport.base import TransferError
 from common.transport.copier import Copier, Stop, copy, is_small
+from common.transport.files import FileJob, read_parts
 from common.transport.memory import Memory, host_identity, owner_pid
 from common.transport.mover import Job, Mover, Region
 from common.transport.region import RegionDescriptor
+
+Write = Callable[[Memory, Stop], None]
 
 #: How often the owner of a region looks whether the last peer has left it, seconds.
 QUIET_POLL_S = 0.001
@@ -26,6 +30,7 @@ class ShmMover(Mover):
     """Mappings are opened, used and closed on the copier's thread, or here while that is idle, so they need no lock."""
 
     name = "shm"
+    takes_files = True
 
     def __init__(self, copier: Copier, transfer_s: float) -> None:
         self._copier = copier
@@ -54,29 +59,40 @@ class ShmMover(Mover):
             await asyncio.sleep(QUIET_POLL_S)
 
     async def move(self, job: Job) -> None:
-        target = job.batch.target
+        small = is_small(job) and self._copier.idle
+        await self._move(job.batch.target, small, lambda memory, stop: copy(job, memory, stop))
+
+    async def move_files(self, job: FileJob) -> None:
+        def read(memory: Memory, stop: Stop) -> None:
+            read_parts(job, memory, stop.before(job.deadline))
+
+        await self._move(job.batch.target, False, read)
+
+    async def _move(self, target: RegionDescriptor, small: bool, write: Write) -> None:
+        """small: here and now, not on the thread."""
         try:
             owner = owner_pid(target.shm)
             self._watch(owner)
         except (OSError, ValueError) as error:
             raise TransferError(f"the owner of the target region cannot be found: {error}") from None
-        if is_small(job) and self._copier.idle:
-            self._write(owner, job, Stop())
+        if small:
+            self._write(owner, target, write, Stop())
         else:
-            await self._copier.run(lambda stop: self._write(owner, job, stop))
+            await self._copier.run(lambda stop: self._write(owner, target, write, stop))
         if owner not in self._owners or _has_ended(self._owners[owner]):
             raise TransferError(f"process {owner}, which owns the target region, has ended")
 
-    def _write(self, owner: int, job: Job, stop: Stop) -> None:
-        place = (owner, job.batch.target.shm)
-        known = place in self._mappings
+    def _write(self, owner: int, target: RegionDescriptor, write: Write, stop: Stop) -> None:
+        known = (owner, target.shm) in self._mappings
         # what was mapped there before may not be what is there now
-        if not self._write_mapped(place, job, stop) and not (known and self._write_mapped(place, job, stop)):
+        if not self._write_mapped(owner, target, write, stop) and not (
+            known and self._write_mapped(owner, target, write, stop)
+        ):
             raise TransferError("refused: the target region is not registered any more")
 
-    def _write_mapped(self, place: tuple[int, str], job: Job, stop: Stop) -> bool:
+    def _write_mapped(self, owner: int, target: RegionDescriptor, write: Write, stop: Stop) -> bool:
         """False if the region is not registered in that memory, which is unmapped then."""
-        target = job.batch.target
+        place = (owner, target.shm)
         try:
             memory = self._mappings.get(place) or Memory.open(target.shm, target.size)
         except (OSError, ValueError) as error:
@@ -84,7 +100,7 @@ class ShmMover(Mover):
         self._mappings[place] = memory
         with memory.writing(target.key) as granted:
             if granted:
-                copy(job, memory, stop)
+                write(memory, stop)
         if not granted:
             self._mappings.pop(place).close()
         return granted

@@ -20,17 +20,21 @@ from itertools import count
 from common.metrics import Metrics
 from common.transport.base import TransferError
 from common.transport.classes import CLASS_OF_INTENT, TrafficClass
+from common.transport.files import FileJob
 from common.transport.memory import Memory
 from common.transport.mover import Job, Mover, Regions, settle
 from common.transport.region import RegionDescriptor
+from common.transport.tcp_frames import MAX_PAYLOAD_BYTES
 from common.transport.tcp_receiver import Listener
-from common.transport.tcp_sender import Connection, Flow
+from common.transport.tcp_sender import Connection
+from common.transport.tcp_sending import FileFlow, Flow, MemoryFlow
 
 
 class TcpMover(Mover):
     """A listener for peers' writes, and one stream for each peer address and traffic class that we write to."""
 
     name = "tcp"
+    takes_files = True
 
     def __init__(self, host: str, regions: Regions, metrics: Metrics, transfer_s: float) -> None:
         self._listener = Listener(host, regions, metrics, transfer_s)
@@ -53,7 +57,15 @@ class TcpMover(Mover):
         return {"address": self._listener.address}
 
     async def move(self, job: Job) -> None:
-        flow = Flow(next(self._numbers), job)
+        await self._carry(MemoryFlow(next(self._numbers), job))
+
+    async def move_files(self, job: FileJob) -> None:
+        if any(part.length > MAX_PAYLOAD_BYTES for part in job.batch.parts):
+            raise TransferError(f"a part of a file is longer than a frame of {MAX_PAYLOAD_BYTES} bytes")
+        await self._carry(FileFlow(next(self._numbers), job))
+
+    async def _carry(self, flow: Flow) -> None:
+        job = flow.job
         connection = self._connection(job.batch.target.address, CLASS_OF_INTENT[job.intent])
         connection.add(flow)
         expiry = asyncio.get_running_loop().call_later(

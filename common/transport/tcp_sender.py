@@ -8,27 +8,9 @@ import struct
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-from numpy.typing import NDArray
-from xxhash import xxh3_64, xxh3_64_intdigest
-
 from common.transport.classes import TRAFFIC_CLASSES, TrafficClass, mark
-from common.transport.copying import copy_runs
-from common.transport.mover import Job
-from common.transport.tcp_frames import (
-    ACK,
-    CHECKSUM,
-    MAX_UNACKED,
-    MAX_UNACKED_BYTES,
-    Cursor,
-    Header,
-    Scratch,
-    Status,
-    has_short_runs,
-    pack_table,
-    packed,
-    split_frames,
-)
+from common.transport.tcp_frames import ACK, MAX_UNACKED, MAX_UNACKED_BYTES, Scratch, Status
+from common.transport.tcp_sending import Flow, Frame
 
 #: A stream that could send more gives the event loop back after so many calls.
 TURN_CALLS = 4
@@ -37,89 +19,21 @@ _REASONS = {status.value: status.name.lower().replace("_", " ") for status in St
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once, with a reset instead of what has not been sent
 
 
-class Flow:
-    """One transfer on a stream. done: None once every byte is in place, else what went wrong; both memories are quiet
-    then."""
-
-    def __init__(self, number: int, job: Job) -> None:
-        self.number = number
-        self.job = job
-        self.frames: deque[NDArray[np.int64]] = deque(split_frames(job.batch.runs))
-        self.unacked = 0  # frames begun
-        self.spoil = job.corrupt  # the checksum of the next frame
-        self.failure: str | None = None
-        self.done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-
-    def stop(self, failure: str) -> None:
-        """Begin no further frame."""
-        self.failure = self.failure or failure
-        self.frames.clear()
-        self.settle()
-
-    def settle(self) -> None:
-        if not self.frames and not self.unacked and not self.done.done():
-            self.done.set_result(self.failure)
-
-
-class Frame:
-    """A frame on its way into the socket. scratch is its own for as long as it is."""
-
-    def __init__(self, flow: Flow, runs: NDArray[np.int64], traffic_class: int, scratch: Scratch) -> None:
-        job = flow.job
-        self.flow = flow
-        self.num_bytes = int(runs[:, 2].sum())
-        if has_short_runs(len(runs), self.num_bytes):
-            self._bytes = scratch.first(self.num_bytes)
-            copy_runs(job.source.view, self._bytes, np.stack([runs[:, 0], packed(runs[:, 2]), runs[:, 2]], axis=1))
-            self._body = Cursor([0], [self.num_bytes])
-        else:
-            self._bytes = job.source.view
-            self._body = Cursor(runs[:, 0].tolist(), runs[:, 2].tolist())
-        table = pack_table(runs)
-        key = job.batch.target.key
-        header = Header(traffic_class, key, flow.number, len(runs), self.num_bytes, xxh3_64_intdigest(table))
-        self._next = [memoryview(header.pack() + table)]  # what the socket takes next
-        self._digest = xxh3_64()
-
-    def send(self, sock: socket.socket) -> bool:
-        """One vectored call. True once the whole frame is in the socket; OSError."""
-        if self._body.remaining and len(self._next) < 2:
-            self._add_chunk()
-        sent = sock.sendmsg(self._next)
-        while self._next and sent >= len(self._next[0]):
-            sent -= len(self._next.pop(0))
-        if sent:
-            self._next[0] = self._next[0][sent:]
-        return not self._next and not self._body.remaining
-
-    def _add_chunk(self) -> None:
-        views = self._body.slices(self._bytes)
-        for view in views:
-            self._digest.update(view)
-            self._body.advance(len(view))
-        self._next += views
-        if not self._body.remaining:
-            spoiled, self.flow.spoil = self.flow.spoil, False
-            self._next.append(memoryview(CHECKSUM.pack(self._digest.intdigest() ^ spoiled)))
-
-
 class Connection:
     """One stream to one peer in one traffic class. Transfers share it frame by frame, in turn.
 
     Its end, for whatever reason, fails every transfer on it; the next transfer opens a new one.
     """
 
-    def __init__(
-        self, address: str, traffic_class: TrafficClass, timeout_s: float, ended: Callable[[], None]
-    ) -> None:
+    def __init__(self, address: str, traffic_class: TrafficClass, timeout_s: float, ended: Callable[[], None]) -> None:
         self._address = address
         self._class = traffic_class
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._sock: socket.socket | None = None
         self._flows: set[Flow] = set()
-        self._ready: deque[Flow] = deque()    # flows with frames to begin
-        self._frame: Frame | None = None      # being sent
+        self._ready: deque[Flow] = deque()  # flows with frames to begin
+        self._frame: tuple[Flow, Frame] | None = None  # being sent
         self._scratch = Scratch()
         self._unacked: deque[tuple[Flow, int]] = deque()  # of each frame sent: whose it is, its bytes
         self._unacked_bytes = 0
@@ -202,9 +116,10 @@ class Connection:
                     self._frame = self._next_frame()
                 if self._frame is None:
                     break
-                if self._frame.send(self._sock):
-                    self._unacked.append((self._frame.flow, self._frame.num_bytes))
-                    self._unacked_bytes += self._frame.num_bytes
+                flow, frame = self._frame
+                if frame.send(self._sock):
+                    self._unacked.append((flow, frame.num_bytes))
+                    self._unacked_bytes += frame.num_bytes
                     self._frame = None
         except BlockingIOError:
             pass
@@ -213,16 +128,16 @@ class Connection:
             return
         self._watch()
 
-    def _next_frame(self) -> Frame | None:
+    def _next_frame(self) -> tuple[Flow, Frame] | None:
         """Of the flow whose turn it is; flows that were stopped while they waited are passed over."""
         while self._ready and self._has_room:
             flow = self._ready.popleft()
-            if flow.frames:
-                runs = flow.frames.popleft()
+            if flow.more:
                 flow.unacked += 1
-                if flow.frames:
+                frame = flow.begin(TRAFFIC_CLASSES.index(self._class), self._scratch)
+                if flow.more:
                     self._ready.append(flow)
-                return Frame(flow, runs, TRAFFIC_CLASSES.index(self._class), self._scratch)
+                return flow, frame
         return None
 
     def _on_readable(self) -> None:

@@ -1,19 +1,27 @@
-"""Full Blocks from the store into a traffic manager's buffer: read into staging, then written one-sided (spec §4)."""
+"""Full Blocks from the store into a traffic manager's buffer (spec §4, labels 1-2).
+
+Large blocks go straight from their files where the way there takes files, and are verified where they arrive. Others,
+and those of a batch in which that fails, are read into staging, verified there and then written one-sided.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import xxhash
 
 from common.errors import DualPathError, ErrorCode
-from common.faults import Faults
+from common.faults import Fault, Faults
 from common.log import get_logger
 from common.storage.base import BlockStore
 from common.tasks import Spawn
 from common.transport.base import Batch, Intent, Transfer, TransferError, Transport, make_runs
+from common.transport.files import FileBatch
 from common.transport.region import RegionDescriptor
 from services.storage_gateway.in_flight import InFlight
 from services.storage_gateway.staging import Lane, damage
@@ -21,6 +29,8 @@ from services.storage_gateway.waiting import landed
 
 #: Blocks that are read by one thread in one go and sent as one transfer: many small ones, or one large one.
 BATCH_BYTES = 512 << 10
+#: Blocks of at least so many bytes go straight from their files, about so many bytes as one transfer.
+DIRECT_BYTES, DIRECT_BATCH_BYTES = 256 << 10, 8 << 20
 
 
 @dataclass(slots=True)
@@ -65,6 +75,7 @@ class BlockReader:
         self._patience_s = patience_s
         # half of the lane at most, so that a batch that hangs leaves room for others
         self._batch_blocks = max(1, min(BATCH_BYTES // lane.slot_bytes, lane.pool.total // 2))
+        self._direct_blocks = max(1, DIRECT_BATCH_BYTES // lane.slot_bytes) if lane.slot_bytes >= DIRECT_BYTES else 0
         self._log = get_logger()
 
     async def read(
@@ -97,25 +108,68 @@ class BlockReader:
             await landed(self._in_flight, call.keys[first])
             await turns.acquire()
             try:
-                slots = await self._lane.take(1, self._num_ready(call.keys[first : first + self._batch_blocks]))
-            except asyncio.CancelledError:
+                work, count = await self._next_batch(call, first)
+            except BaseException:
                 turns.release()
                 raise
-            batch = self._spawn(self._deliver_batch(call, first, slots), f"read for {call.request_id}")
+            batch = self._spawn(work, f"read for {call.request_id}")
             batch.add_done_callback(lambda _: turns.release())
             batches.append(batch)
-            first += len(slots)
+            first += count
         if batches:
             await asyncio.wait(batches)
+
+    async def _next_batch(self, call: _Delivery, first: int) -> tuple[Coroutine[Any, Any, None], int]:
+        """What delivers the blocks from number first on, and how many of them."""
+        if self._direct_blocks and self._transport.takes_files(call.target):
+            count = self._num_ready(call.keys[first : first + self._direct_blocks])
+            return self._deliver_directly(call, first, count), count
+        slots = await self._lane.take(1, self._num_ready(call.keys[first : first + self._batch_blocks]))
+        return self._deliver_batch(call, first, slots, self._strike(call, first, len(slots))), len(slots)
 
     def _num_ready(self, keys: list[bytes]) -> int:
         """How many blocks to read now: up to the next one that is in flight. The first has been waited for."""
         return next((index for index, key in enumerate(keys) if index and key in self._in_flight), len(keys))
 
-    async def _deliver_batch(self, call: _Delivery, first: int, slots: list[int]) -> None:
+    async def _deliver_directly(self, call: _Delivery, first: int, count: int) -> None:
+        """Out of the files; through staging if that fails, or if a fault is to be suffered there."""
+        rules = self._strike(call, first, count)
+        if any(rules) or not await self._send_files(call, first, count):
+            for index in range(first, first + count):
+                if call.open and not call.missed:
+                    slots = await self._lane.take(1, 1)
+                    await self._deliver_batch(call, index, slots, rules[index - first : index - first + 1])
+
+    async def _send_files(self, call: _Delivery, first: int, count: int) -> bool:
+        """Whether the blocks that the store has are in place."""
+        parts = await self._store.open_parts(call.keys[first : first + count])
+        found = [(first + index, part) for index, part in enumerate(parts) if part is not None]
+        transfer: Transfer | None = None
+        try:
+            if found and call.open:
+                offsets = tuple(call.offsets[block] for block, _ in found)
+                batch = FileBatch(tuple(part for _, part in found), call.target, offsets)
+                transfer = self._transport.write_files(batch, Intent.KV_LOAD)
+                call.transfers.add(transfer)
+                await transfer
+                self._store.count_read([part is not None for part in parts])
+            call.missed = call.missed or len(found) < count
+        except TransferError as error:
+            self._log.warning("blocks not sent from their files", request=call.request_id, error=str(error))
+            return False
+        finally:
+            if transfer is not None:
+                await transfer.cancel()
+            for _, part in found:
+                os.close(part.fd)
+        for block, _ in found:
+            call.ok[block] = True
+        return True
+
+    async def _deliver_batch(self, call: _Delivery, first: int, slots: list[int], rules: list[Fault | None]) -> None:
         """Owns the slots, beyond the end of the call if the store takes longer."""
         try:
-            there = await self._read_blocks(call, first, slots)
+            there = await self._read_blocks(call, first, slots, rules)
             call.missed = call.missed or not all(there)
             good = [(first + index, slot) for index, slot in enumerate(slots) if there[index]]
             if good and call.open:
@@ -138,13 +192,18 @@ class BlockReader:
         for block, _ in good:
             call.ok[block] = True
 
-    async def _read_blocks(self, call: _Delivery, first: int, slots: list[int]) -> list[bool]:
+    def _strike(self, call: _Delivery, first: int, count: int) -> list[Fault | None]:
+        """What these blocks have to suffer."""
+        return [
+            self._faults.strike("storage.read", request=call.request_id, block=block)
+            for block in range(first, first + count)
+        ]
+
+    async def _read_blocks(
+        self, call: _Delivery, first: int, slots: list[int], rules: list[Fault | None]
+    ) -> list[bool]:
         """The blocks from number first on into the slots; which of them are there."""
         keys = call.keys[first : first + len(slots)]
-        rules = [
-            self._faults.strike("storage.read", request=call.request_id, block=block)
-            for block in range(first, first + len(slots))
-        ]
         delay_s = max(rule.seconds if rule is not None else 0.0 for rule in rules)
         if delay_s:
             await asyncio.sleep(delay_s)
