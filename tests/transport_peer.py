@@ -18,6 +18,7 @@ from xxhash import xxh3_64_hexdigest
 
 from common.config import NetworkConfig
 from common.faults import Faults
+from common.log import setup_logging
 from common.metrics import Metrics
 from common.transport.memory import Memory
 from common.transport.region import RegionDescriptor
@@ -69,4 +70,5 @@ def running_peer(kind: str, size: int, host: str | None = None) -> Iterator[Peer
 
 
 if __name__ == "__main__":
+    setup_logging()  # to standard error: our answers are on standard output
     uvloop.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
