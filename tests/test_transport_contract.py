@@ -344,7 +344,8 @@ def test_close_in_mid_transfer_leaves_nothing_behind(loop: str, kind: str) -> No
     """Descriptors, threads and mappings are back at the baseline, whoever closes first."""
 
     async def scenario() -> None:
-        await asyncio.sleep(0)
+        async with pair(kind):
+            await asyncio.sleep(0)  # a loop keeps some of what it needs for its first server
         for closes_first in ("writer", "peer"):
             before = _held()
             async with pair(kind) as (writer, peer):
