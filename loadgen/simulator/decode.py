@@ -227,11 +227,18 @@ class DecodeEngine(Engine):
             self._changed()
         self._admit()
 
-    def note_made(self) -> None:
-        """How far each running sequence has got: the engine is gone, and others go on from there."""
-        steps = self._steps_done()
-        for request in self.running:
-            request.made = 1 + max(steps - request.joined, 0)
+    def die(self) -> None:
+        """What each running sequence has got is what others go on from."""
+        if self.alive:
+            steps = self._steps_done()
+            for request in self.running:
+                request.made = 1 + max(steps - request.joined, 0)
+        super().die()
+
+    def set_slow(self, factor: float) -> None:
+        self._to_border()
+        super().set_slow(factor)
+        self._changed()
 
     # -- pages --
 

@@ -109,6 +109,14 @@ class Engine:
         """It has ended elsewhere, badly: let go of what it holds here."""
         self.left(request)
 
+    def die(self) -> None:
+        """It computes and says no more; nobody knows yet (Simulation.leave)."""
+        self.alive = False
+
+    def set_slow(self, factor: float) -> None:
+        """From now on: the next forward or step."""
+        self.slow = factor
+
     def stage(self, request: Request, tokens: int) -> None:
         """Read so many of its hits through this node's storage NIC."""
         if tokens and not self.run.free:

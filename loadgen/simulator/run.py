@@ -161,14 +161,13 @@ class Simulation:
 
     def leave(self, engine: Engine) -> None:
         """It is gone, and with it what it had: those requests are tried again elsewhere."""
-        engine.open = engine.alive = False
+        engine.die()
+        engine.open = False
         del self.engines[engine.name]
         engine.node.engines.remove(engine)
         engine.group.engines.remove(engine)
         if isinstance(engine, PrefillEngine):
             engine.group.forget(engine)
-        elif isinstance(engine, DecodeEngine):
-            engine.note_made()
         self.tell(EngineLeft(engine.name))
 
     # -- the scheduler --

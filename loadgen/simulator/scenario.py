@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from common.errors import ConfigError
@@ -22,7 +23,7 @@ from common.workload.windows import windows
 from loadgen.load import Arrival, Load, Offline, Online
 from loadgen.measure import Slo
 from loadgen.systems import SYSTEMS
-from loadgen.workload import Source
+from loadgen.workload import Played, Source
 
 if TYPE_CHECKING:
     from loadgen.simulator.run import Simulation
@@ -175,13 +176,19 @@ def online(
     return Scenario(cluster, system, load, turn, seed, slo, origin=origin, **others)
 
 
+@lru_cache(4)
+def _set(source: Source, limit: int, seed: int) -> tuple[Played, Turn]:
+    """What a source holds, and its mean turn."""
+    played = source.load(limit, seed)
+    mean = pooled(played.trajectories)
+    return played, Turn(round(mean.hit), round(mean.miss), round(mean.generate))
+
+
 def _played(
     cluster: Cluster, source: Source, count: int, turns: int | None, seed: int
 ) -> tuple[Sequence[Trajectory], Turn, str]:
     """count trajectories, or windows of them; the mean turn of the whole set; where they are from."""
-    played = source.load(cluster.limit, seed)
-    mean = pooled(played.trajectories)
-    turn = Turn(round(mean.hit), round(mean.miss), round(mean.generate))
+    played, turn = _set(source, cluster.limit, seed)
     if turns is None:
         return extend(played.trajectories, count, seed), turn, played.origin
     try:
