@@ -84,7 +84,7 @@ class Simulation:
         self.decode_pages = scaling.compute.kv_tokens() // BLOCK_TOKENS
         self.buffer_blocks = int(scaling.buffer / self.kv_bytes / BLOCK_TOKENS)
         self.max_running = int(settings["decode.max_running"])
-        self.max_batch_tokens = int(settings["prefill.max_batch_tokens"])
+        self.max_batch_tokens = scenario.batch_tokens
         self.max_batch_requests = int(settings["prefill.max_batch_requests"])
         # -- predicted times --
         compute = self.compute

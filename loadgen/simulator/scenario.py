@@ -22,7 +22,7 @@ from common.workload.trajectories import Trajectory
 from common.workload.windows import windows
 from loadgen.load import Arrival, Load, Offline, Online
 from loadgen.measure import Slo
-from loadgen.systems import SYSTEMS
+from loadgen.systems import BATCH_TOKENS, SYSTEMS
 from loadgen.workload import Played, Source
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ class Overheads:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """system: a key of loadgen.systems.SYSTEMS. mean_turn: of the workload, from which alpha and beta follow.
-    incidents: see Happening. roles: a controller that changes roles of nodes, likewise. ConfigError for a scenario that
+    incidents: see Happening. roles: a controller that changes roles of nodes, likewise. batch_tokens: new tokens of a
+    prefill forward, at most. ConfigError for a scenario that
     cannot be."""
 
     cluster: Cluster
@@ -125,6 +126,7 @@ class Scenario:
     roles: Happening | None = None
     overheads: Overheads = Overheads()
     origin: str = ""
+    batch_tokens: int = BATCH_TOKENS
 
     def __post_init__(self) -> None:
         if self.system not in SYSTEMS:
