@@ -21,7 +21,7 @@ from common.perf.scaling import Scaling
 from common.rundir import RunDirectory
 from common.workload.hits import BLOCK_TOKENS, Pooled, pooled
 from common.workload.trajectories import Trajectory
-from common.workload.windows import windows
+from common.workload.windows import beginnings, window, windows
 from loadgen.lab import Lab
 from loadgen.placement import Placement
 from loadgen.systems import BOUND_AS
@@ -34,18 +34,22 @@ STORED_BYTES = 3 * 4096
 #: A turn costs about a quarter of a second of CPU time, most of it the storage gateway's, front end's and scheduler's.
 EASY_TURNS_PER_S = 4.0
 #: What a result says of the windows (their choice is in common.workload.windows).
+_TIMES = (
+    "{pauses}; a job's completion time is its turns over the rate at which turns ended while all agents were active:"
+    " the last agents of a short job do not stand for a long one's; the makespan is given too"
+)
 WINDOWS = (
     "each trajectory is a window of {turns} turns at native context out of {origin}; its prefix is in storage"
-    " beforehand; {pauses}; a job's completion time is its turns over the rate at which turns ended while all"
-    " agents were active: the last agents of a short job do not stand for a long one's; the makespan is given too"
+    " beforehand; " + _TIMES
 )
+BEGINNINGS = "each trajectory is the first {turns} turns of {origin}; " + _TIMES
 
 
 @dataclass(frozen=True)
 class Setting:
     """Everything that two runs to be compared have in common.
 
-    prefill, decode: nodes. turns: of each window of the workload.
+    prefill, decode: nodes. turns: of each window of the workload. from_start: windows are trajectories' first turns.
     """
 
     model: str = "ds-660b"
@@ -58,6 +62,7 @@ class Setting:
     turns: int = 4
     know_hits: bool = True
     seed: int = 0
+    from_start: bool = False
 
     @cached_property
     def scaling(self) -> Scaling:
@@ -90,7 +95,8 @@ class Setting:
     def windows(self, count: int, seed: int) -> tuple[Trajectory, ...]:
         """The same ones for the same arguments. ConfigError if there are not so many."""
         try:
-            return tuple(windows(self.played.trajectories, count, self.turns, self.seed + seed))
+            take = beginnings if self.from_start else windows
+            return tuple(take(self.played.trajectories, count, self.turns, self.seed + seed))
         except ValueError as error:
             raise ConfigError(f"{error}: take fewer agents or turns") from None
 
@@ -98,6 +104,9 @@ class Setting:
     def plan(self) -> Plan:
         """The planner's formula for this cluster and workload."""
         mean = self.mean_turn
+        if self.from_start:
+            first = [window(whole, 0, min(self.turns, len(whole.turns))) for whole in self.played.trajectories]
+            mean = pooled(first)
         turn = Turn(round(mean.hit), round(mean.miss), round(mean.generate))
         return Plan(self.scaling.model, self.scaling.hardware, self.prefill, self.decode, turn, self.gpus)
 
@@ -135,7 +144,9 @@ class Setting:
             "config": asdict(self),
             "seed": self.seed,
             "mean_turn": asdict(self.mean_turn),
-            "workload": WINDOWS.format(turns=self.turns, origin=self.played.origin, pauses=self.played.pauses),
+            "workload": (BEGINNINGS if self.from_start else WINDOWS).format(
+                turns=self.turns, origin=self.played.origin, pauses=self.played.pauses
+            ),
             "played": self.played.describe(),
             "hits": "given by the client" if self.know_hits else "looked up in the store",
             "scaling": self.scaling.describe(),

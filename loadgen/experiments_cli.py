@@ -17,6 +17,7 @@ from loadgen.experiment import Setting
 from loadgen.options import (
     Agents,
     AppendScale,
+    FromStart,
     GenerationScale,
     LookUp,
     Model,
@@ -75,6 +76,7 @@ def _job_command(kind: str, systems: Sequence[str], rounds: int | None, text: st
         agents: Agents = None,
         windows: Windows = None,
         turns: Turns = None,
+        from_start: FromStart = False,
         rounds: Rounds = rounds,
         time_factor: TimeFactor = None,
         seed: Seed = 0,
@@ -90,7 +92,7 @@ def _job_command(kind: str, systems: Sequence[str], rounds: int | None, text: st
         size = (QUICK if quick else FULL).given(agents, windows, turns, rounds)
         with errors():
             source = chosen(set_name, sessions, gaps, append_scale, generation_scale)
-            setting = make_setting(fabric, model, source, size.turns, time_factor, seed, not look_up)
+            setting = make_setting(fabric, model, source, size.turns, time_factor, seed, not look_up, from_start)
             named = known(system or (QUICK_SYSTEMS if quick and len(systems) > len(QUICK_SYSTEMS) else systems))
         _jobs(kind, [(setting, size)], named, whole, pacing, out, progress)
 
@@ -181,11 +183,19 @@ def make_setting(
     time_factor: float | None,
     seed: int,
     know_hits: bool = True,
+    from_start: bool = False,
 ) -> Setting:
     """ConfigError for a shape, model or workload that is none."""
     prefill, decode = parse_shape(fabric)
     setting = Setting(
-        model=model, prefill=prefill, decode=decode, workload=source, turns=turns, know_hits=know_hits, seed=seed
+        model=model,
+        prefill=prefill,
+        decode=decode,
+        workload=source,
+        turns=turns,
+        know_hits=know_hits,
+        seed=seed,
+        from_start=from_start,
     )
     return replace(setting, time_factor=time_factor or setting.easy_time_factor)
 

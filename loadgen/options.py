@@ -90,6 +90,9 @@ ToolTime = Annotated[
 Agents = Annotated[int | None, typer.Option(min=1, help="Agents at a time", show_default=str(FULL.agents))]
 Windows = Annotated[int | None, typer.Option(min=1, help="Windows that are played", show_default=str(FULL.windows))]
 Turns = Annotated[int | None, typer.Option(min=1, help="Turns of a window", show_default=str(FULL.turns))]
+FromStart = Annotated[
+    bool, typer.Option("--from-start", help="Windows are trajectories' first turns: a job's beginning")
+]
 Rounds = Annotated[int | None, typer.Option(min=1, help="Paired rounds", show_default=str(FULL.rounds))]
 TimeFactor = Annotated[
     float | None,

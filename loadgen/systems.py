@@ -58,7 +58,6 @@ def base_settings(scaling: Scaling, hit: int, miss: int) -> dict[str, Any]:
         "scheduler.beta": scaling.thresholds(hit, miss).beta,
         "scheduler.max_waiting": 65_536,
         "prefill.group": "prefill" if together else "",
-        "prefill.device_memory": scaling.prefill_memory,
         "prefill.buffer": scaling.buffer,
         "prefill.max_batch_tokens": BATCH_TOKENS,
         "prefill.max_batch_requests": 64,
@@ -95,6 +94,7 @@ def system_settings(name: str, scaling: Scaling, hit: int, miss: int) -> dict[st
         "scheduler.read_side": system.read_side,
         "scheduler.alpha": derived.alpha if system.scheduled else UNBOUNDED,
         "prefill.layerwise": system.layerwise,
+        "prefill.device_memory": scaling.layerwise_memory if system.layerwise else scaling.prefill_memory,
         "prefill.quota_s": derived.quota_s if system.scheduled else 0.0,
     }
     if system.tier_bytes:

@@ -64,6 +64,14 @@ def test_oracle_differs_from_dualpath_in_what_is_free() -> None:
     assert oracle == system_settings("dualpath", scaling(), HIT, MISS)
 
 
+def test_few_layers_at_a_time_are_of_as_many_tokens_as_in_the_real_engine() -> None:
+    """ds-660b: 4 GB hold two layers of two forwards of 4e9 / (4 * 656) tokens; here a layer's row has 32 bytes."""
+    memory = system_settings("dualpath", scaling(), HIT, MISS)["prefill.device_memory"]
+    assert memory / (4 * 32) == pytest.approx(4e9 / (4 * 656), rel=1e-4)
+    basic = config("basic").prefill.device_memory
+    assert basic / (8 * 32) == pytest.approx(4e9 / (61 * 656), rel=1e-4)
+
+
 def test_a_tier_is_the_engines_share_of_the_nodes_dram() -> None:
     # 1.5 TB a node, an eighth for one GPU, 40,016 real bytes a token, 256 moved ones
     assert config("tiered").storage.tier == int(1.5e12 / 8 * 256 / 40_016)

@@ -15,7 +15,7 @@ from common.workload.hits import Pooled, hit_tokens, hits, pooled
 from common.workload.scaling import cut, scaled, stretched
 from common.workload.synthetic import generate
 from common.workload.trajectories import Trajectory, Turn
-from common.workload.windows import window, windows
+from common.workload.windows import beginnings, window, windows
 
 #: Histories: 74, 138, 145; the last turn falls back to 70.
 BRANCHED = Trajectory("b", (Turn(0, 64, 10), Turn(74, 54, 10, 2.0), Turn(138, 6, 1, 3.0), Turn(70, 9, 3, 4.0)))
@@ -100,6 +100,16 @@ def test_windows_never_repeat(data: st.DataObject) -> None:
             windows(trajectories, count, turns, seed=0)
     else:
         assert len({part.name for part in windows(trajectories, count, turns, seed=0)}) == count
+
+
+def test_a_jobs_beginning_is_first_turns_of_different_trajectories(set_64k: list[Trajectory]) -> None:
+    taken = beginnings(set_64k, 50, 4, 1)
+    whole = {f"{trajectory.name}@0": trajectory for trajectory in set_64k}
+    assert len({trajectory.name for trajectory in taken}) == 50
+    assert all(trajectory.turns == whole[trajectory.name].turns[:4] and not trajectory.prefix for trajectory in taken)
+    assert taken == beginnings(set_64k, 50, 4, 1) != beginnings(set_64k, 50, 4, 2)
+    with pytest.raises(ValueError, match="trajectories have 4 turns, not 501"):
+        beginnings(set_64k, 501, 4, 1)
 
 
 def test_what_has_a_prefix_is_not_resized() -> None:

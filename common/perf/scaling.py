@@ -54,6 +54,12 @@ class Scaling:
         return int(self.model.prefill_kv_bytes * self.gpus / self.byte_scale)
 
     @property
+    def layerwise_memory(self) -> int:
+        """The same for an engine that holds few layers at a time: a layer here stands for several of the model's, and
+        as many tokens have to fit."""
+        return self.prefill_memory * self.model.layers // self.moved_layers
+
+    @property
     def decode_memory(self) -> int:
         """Device memory of a decode engine for KV: what its weights leave."""
         return self.compute.kv_tokens() * self.moved_layers * self.row_bytes
@@ -81,6 +87,7 @@ class Scaling:
             "snic_rate": self.snic_rate,
             "cnic_rate": self.cnic_rate,
             "prefill_memory_bytes": self.prefill_memory,
+            "layerwise_memory_bytes": self.layerwise_memory,
             "decode_memory_bytes": self.decode_memory,
             "buffer_bytes": self.buffer,
             "statement": (

@@ -58,6 +58,17 @@ def windows(trajectories: Sequence[Trajectory], count: int, turns: int, seed: in
     return [window(trajectories[candidate.trajectory], candidate.start, turns) for candidate in chosen]
 
 
+def beginnings(trajectories: Sequence[Trajectory], count: int, turns: int, seed: int) -> list[Trajectory]:
+    """The first turns of `count` of the trajectories, drawn and ordered at random: how a job begins whose agents all
+    start at once. ValueError if there are fewer that have so many turns."""
+    long_enough = [trajectory for trajectory in trajectories if len(trajectory.turns) >= turns]
+    if not 0 < count <= len(long_enough):
+        raise ValueError(f"{len(long_enough)} trajectories have {turns} turns, not {count}")
+    return [
+        window(trajectory, 0, turns) for trajectory in random.Random(f"beginnings/{seed}").sample(long_enough, count)
+    ]
+
+
 class _Candidate(NamedTuple):
     """A window, by index; its sums over turns. Sorts by hit."""
 
