@@ -93,8 +93,8 @@ def test_experts_over_several_nodes_make_one_group_of_all_prefill_engines() -> N
 
 
 def test_no_system_touches_the_cluster_itself() -> None:
-    own = {"scheduler.read_side", "scheduler.alpha", "prefill.layerwise", "prefill.quota_s", "storage.tier",
-           "network.transport"}
+    own = {"scheduler.read_side", "scheduler.alpha", "prefill.layerwise", "prefill.device_memory", "prefill.quota_s",
+           "storage.tier", "network.transport"}
     for system in SYSTEMS:
         settings = system_settings(system, scaling(), HIT, MISS)
         assert settings.keys() <= own
