@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class PrefillGroup(Group):
-    """slowest_s, mean_s: attention of the slowest and of the mean engine, summed over rounds."""
+    """slowest_s, mean_s: attention of the slowest and of the mean engine, summed over rounds. Without experts
+    nothing is spread: every engine computes on its own."""
 
     def __init__(self, run: Simulation, name: str) -> None:
         super().__init__(run, name, Role.PREFILL)
@@ -30,6 +31,13 @@ class PrefillGroup(Group):
 
     def meet(self, engine: PrefillEngine, forward: Forward) -> None:
         """It has a forward to compute; engine.begin() is called once its round begins."""
+        if not self._run.scenario.cluster.model.expert_params:
+            attention_s = forward.attention_s * engine.slow
+            self.slowest_s += attention_s
+            self.mean_s += attention_s
+            linear_s = engine.slow * self._run.compute.prefill_linear_s(forward.tokens)
+            engine.begin(forward, attention_s + linear_s)
+            return
         self._waiting[engine] = forward
         self._open_soon()
 

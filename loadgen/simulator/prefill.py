@@ -120,4 +120,8 @@ class PrefillEngine(Engine):
         """All of its rows are delivered: nothing of it remains here."""
         self.left(request)
         self.run.prefill_ended(request)
-        request.decode.deliver(request)
+        self.clock.at(self.clock.now + self.run.overheads.handover_s, self._deliver, request)
+
+    def _deliver(self, request: Request) -> None:
+        if not request.gone:
+            request.decode.deliver(request)

@@ -102,19 +102,20 @@ class Happening(Protocol):
 class Overheads:
     """Constants of the control plane, real seconds, the same for every system. turn_s: from an agent's sending of
     a turn to the scheduler. report_s: how long a changed load waits for others before a group's leader fetches (live:
-    5 ms). gather_s: how long a round of a prefill group waits for engines that have no forward yet."""
+    5 ms). gather_s: how long a round of a prefill group waits for engines that have no forward yet. handover_s: from
+    the arrival of a request's last rows to the decode engine's knowing of it."""
 
     turn_s: float = 0.0
     report_s: float = 0.005
     gather_s: float = 0.0
+    handover_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """system: a key of loadgen.systems.SYSTEMS. mean_turn: of the workload, from which alpha and beta follow.
     incidents: see Happening. roles: a controller that changes roles of nodes, likewise. batch_tokens: new tokens of a
-    prefill forward, at most. ConfigError for a scenario that
-    cannot be."""
+    prefill forward, at most. ConfigError for a scenario that cannot be."""
 
     cluster: Cluster
     system: str
