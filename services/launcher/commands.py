@@ -25,6 +25,7 @@ from services import serve
 from services.launcher import configuration, demo, plan, profile, signals
 from services.launcher.cluster import Cluster, with_model, with_profile
 from services.launcher.models import get_model
+from services.launcher.rdma import rdma_settings
 from services.launcher.status import get_status, status_table
 
 PIPE_WIDTH = 160
@@ -44,6 +45,7 @@ class Transport(StrEnum):
     AUTO = "auto"
     SHM = "shm"
     TCP = "tcp"
+    VERBS = "verbs"
 
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration (TOML)", metavar="FILE")]
@@ -139,18 +141,20 @@ def demo_command(
 
 async def _demo(spec: str, replayed: demo.Input, transport: str, out: Path | None) -> int:
     check_result_file(out)
-    config = load_config(
-        overrides={
-            "network.transport": transport,
-            "scheduler.control": "tcp://127.0.0.1:*",
-            "frontend.port": 0,
-        }
-    )
-    if config.model.profile:
-        raise ConfigError(
-            f"model.profile {config.model.profile!r} computes no tokens that could be checked: the demo needs a model"
-        )
     with RunDirectory() as run, _progress() as progress:
+        config = load_config(
+            overrides={
+                "network.transport": transport,
+                "scheduler.control": "tcp://127.0.0.1:*",
+                "frontend.port": 0,
+                **(rdma_settings(run.path) if transport == Transport.VERBS else {}),
+            }
+        )
+        if config.model.profile:
+            raise ConfigError(
+                f"model.profile {config.model.profile!r} computes no tokens that could be checked: "
+                "the demo needs a model"
+            )
         model = await get_model(spec or config.model.path, progress)
         report = await demo.run_demo(config, model, replayed, run, progress)
         if not demo.passed(report):
