@@ -50,6 +50,40 @@ async def test_tokens(model, reference, tmp_path, at_once, read_side, transport,
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("read_side", ["pe_only", "de_only", "split"])
+async def test_a_chunk_is_begun_while_the_one_before_it_is_in_hand(
+    model, reference, tmp_path, at_once, read_side, transport
+):
+    """One request, alone: of each layer the next chunk must load what this one is about to leave."""
+    base = random_prompt(3, 256)
+    prompt = base + random_prompt(4, 500)
+    config = cluster_config(
+        model, tmp_path, scheduler__read_side=read_side, network__transport=transport, prefill__max_batch_tokens=64,
+    )  # fmt: skip
+    async with run_cluster(config) as cluster:
+        await cluster.driver.generate(base, 1)
+        outcome = await cluster.driver.generate(prompt, 5)
+        assert outcome.tokens == reference.greedy(prompt, 5)
+        assert at_once[0] > 1
+
+
+async def test_a_chunk_that_is_lost_takes_the_next_one_along(model, reference, tmp_path, at_once):
+    """A push of earlier rows is not answered: that request fails, the next one does not, and nothing is kept."""
+    lost = Fault(point="message", action="drop", type="PushRows", after=4)
+    config = cluster_config(
+        model, tmp_path, scheduler__read_side="de_only", prefill__max_batch_tokens=64, timeouts__transfer_s=2.0,
+        faults=[lost],
+    )  # fmt: skip
+    async with run_cluster(config) as cluster:
+        with pytest.raises(DualPathError) as failure:
+            await cluster.driver.generate(random_prompt(6, 600), 5)
+        assert failure.value.code is ErrorCode.TRANSFER_FAILED
+        prompt = random_prompt(7, 600)
+        assert (await cluster.driver.generate(prompt, 5)).tokens == reference.greedy(prompt, 5)
+        assert at_once[0] > 1
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 async def test_a_push_in_doubt_does_not_touch_the_forwards_around(model, reference, tmp_path, at_once, transport):
     """One of many is never answered: its request fails, and no other."""
     base = random_prompt(2, 192)
