@@ -73,6 +73,16 @@ def test_decode_memory_that_is_held_and_that_is_promised():
     assert seen(policy)["d0"].used == 1.0
 
 
+def test_staging_buffer_is_in_use_until_the_request_is_handed_over():
+    """20 blocks of buffer; requests of 256 tokens take 4, and where 2 are left no more fits."""
+    policy = ready(make_policy(), "p0", "d0", buffer=20, device=9000)
+    for name in "ab":
+        arrive(policy, name, 256)
+    assert seen(policy)["d0"].staged == pytest.approx(8 / 18)
+    policy.handle(KvHandedOver(("a", 0)), 1.0)
+    assert seen(policy)["d0"].staged == pytest.approx(4 / 18)
+
+
 def test_nodes_that_do_not_serve_in_one_role_are_not_seen():
     policy = make_policy()
     join(policy, "p0", "mixed"), join(policy, "d0", "mixed"), join(policy, "p1", "late"), join(policy, "d1", "ok")

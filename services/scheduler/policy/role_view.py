@@ -5,13 +5,13 @@ has k started requests, of whose hit tokens the share phi is not read yet. So a 
 look as if it lacked prefill nodes, unless reads are theirs alone (pe_only): then a node brings its storage NIC as well.
 
 Of a decode node it is device memory, up to where the next request does not fit: a step takes hardly longer for more
-sequences, so an engine that has room is not short of anything. What is promised to requests that are not handed over
-is told apart: where prefill is what they wait for, it is no sign that decode nodes are lacking.
+sequences, so an engine that has room is not short of anything. Told apart are memory that is promised to requests which
+are not handed over, and staging buffer, which these have from their start: where prefill is what they wait for, neither
+is a sign that decode nodes are lacking.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.types import Role
@@ -23,14 +23,16 @@ from services.scheduler.policy.state import DecodeEngine, Engine, Node
 class NodeLoad:
     """A node that serves in one role with all of its engines.
 
-    used: 0 to 1, of what it can do; promised: likewise, to requests that are not here yet (decode). in_hand: requests
-    that it would have to finish first. buffer_blocks, device_tokens: of its largest engine.
+    used: 0 to 1, of what it can do. Of a decode node likewise: promised, to requests that are not here yet, and staged,
+    of its staging buffer. in_hand: requests that it would have to finish first. buffer_blocks, device_tokens: of its
+    largest engine.
     """
 
     name: str
     role: Role
     used: float
     promised: float
+    staged: float
     in_hand: int
     buffer_blocks: int
     device_tokens: int
@@ -51,30 +53,53 @@ class View:
 def observe(policy: Policy) -> View:
     """Looks at every engine, and at what it has in hand."""
     unread = 0.0 if policy.config.read_side == "pe_only" else _unread_share(policy)
-    length = _mean_length(policy)
+    request = _mean_request(policy)
     nodes = []
     for node in policy.nodes.values():
-        engines = node.engines
-        role = engines[0].role
-        if all(engine.open and engine.role is role for engine in engines):
-            used, promised = _decode_use(engines, length) if role is Role.DECODE else (_busy(engines, unread), 0.0)
-            nodes.append(_load(node, role, used, promised))
+        if all(engine.open and engine.role is Role.PREFILL for engine in node.engines):
+            nodes.append(_prefill_load(node, unread))
+        elif all(engine.open and engine.role is Role.DECODE for engine in node.engines):
+            nodes.append(_decode_load(node, *request))
     started = sum(engine.started for engine in policy.prefill.engines.values())
     return View(tuple(nodes), started)
 
 
-def _load(node: Node, role: Role, used: float, promised: float) -> NodeLoad:
+def _prefill_load(node: Node, unread: float) -> NodeLoad:
+    used = 0.0
+    for engine in node.engines:
+        if started := _started(engine):
+            used += 1.0 - unread**started
+    return NodeLoad(
+        node.name, Role.PREFILL, used / len(node.engines), 0.0, 0.0, _in_hand(node), _largest_buffer(node), 0
+    )
+
+
+def _decode_load(node: Node, tokens: float, blocks: float) -> NodeLoad:
+    """tokens, blocks: of a request, on average. Half of that is left where no more fits."""
+    engines = [engine for engine in node.engines if isinstance(engine, DecodeEngine)]
+    device_tokens = sum(engine.device_tokens for engine in engines)
+    held = sum(engine.device_tokens - engine.free_tokens - engine.pending_tokens for engine in engines)
+    room = max(device_tokens - len(engines) * tokens / 2, 1.0)
+    buffers = sum(engine.buffer_blocks for engine in engines)
+    staged = sum(engine.buffer_blocks - engine.free_blocks for engine in engines)
     return NodeLoad(
         node.name,
-        role,
-        used,
-        promised,
-        sum(engine.assigned_seq for engine in node.engines),
-        max(engine.buffer_blocks for engine in node.engines),
-        max(engine.device_tokens for engine in node.engines if isinstance(engine, DecodeEngine))
-        if role is Role.DECODE
-        else 0,
+        Role.DECODE,
+        min(max(held, 0) / room, 1.0),
+        min(sum(engine.pending_tokens for engine in engines) / room, 1.0),
+        min(staged / max(buffers - len(engines) * blocks / 2, 1.0), 1.0),
+        _in_hand(node),
+        _largest_buffer(node),
+        max(engine.device_tokens for engine in engines),
     )
+
+
+def _in_hand(node: Node) -> int:
+    return sum(engine.assigned_seq for engine in node.engines)
+
+
+def _largest_buffer(node: Node) -> int:
+    return max(engine.buffer_blocks for engine in node.engines)
 
 
 def _started(engine: Engine) -> int:
@@ -93,24 +118,9 @@ def _unread_share(policy: Policy) -> float:
     return min(unread / hit, 1.0) if hit else 0.0
 
 
-def _mean_length(policy: Policy) -> float:
-    """Of the requests that decode engines have in hand, in tokens."""
+def _mean_request(policy: Policy) -> tuple[float, float]:
+    """Tokens and blocks of a request that a decode engine has in hand."""
     engines = policy.decode.engines.values()
     requests = sum(engine.assigned_seq for engine in engines)
-    return sum(engine.assigned_tok for engine in engines) / requests if requests else 0.0
-
-
-def _busy(engines: Iterable[Engine], unread: float) -> float:
-    shares = [1.0 - unread**started if (started := _started(engine)) else 0.0 for engine in engines]
-    return sum(shares) / len(shares)
-
-
-def _decode_use(engines: Iterable[Engine], length: float) -> tuple[float, float]:
-    """On average half a request's room is left where no more fits."""
-    used = promised = room = 0.0
-    for engine in engines:
-        assert isinstance(engine, DecodeEngine)
-        room += max(engine.device_tokens - length / 2, 1.0)
-        used += engine.device_tokens - engine.free_tokens - engine.pending_tokens
-        promised += engine.pending_tokens
-    return min(max(used, 0.0) / room, 1.0), min(promised / room, 1.0)
+    tokens = sum(engine.assigned_tok for engine in engines) / max(requests, 1)
+    return tokens, tokens / policy.config.block_size

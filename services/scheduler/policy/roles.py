@@ -11,8 +11,8 @@ price. What one direction has cost counts against the other, and is forgotten in
 place and to rest there, chance alone leads nowhere, and a load that changes costs at most about twice what it must.
 
 One switch at a time, of one node, or of several if each of them is worth most of a node, and of no more than a part of
-the cluster; never the last node of a role, none before its time in a role is over. A driver executes a decision: it
-drains the node's engines, which leave when they are idle and join again in the other role.
+the cluster; never one of the last that a role needs, none before its time in a role is over. A driver executes a
+decision: it drains the node's engines, which leave when they are idle and join again in the other role.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _OTHER = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 
 @dataclass(frozen=True, slots=True)
 class RolesConfig:
-    """switch_s: what a node takes from being empty to serving in its other role: its weights are loaded again.
+    """switch_s: what a node takes from being empty to serving in its other role: its weights are loaded again. least:
+    nodes that a role needs at least, to hold the model.
 
     The others are the same for every cluster and load. period_s: between two decide(). window_s: over which use is
     averaged, also before anything is decided after a change. memory_s: in which cost is forgotten. busy: a side with so
@@ -39,6 +40,7 @@ class RolesConfig:
     """
 
     switch_s: float
+    least: int = 1
     period_s: float = 1.0
     window_s: float = 10.0
     memory_s: float = 300.0
@@ -83,7 +85,7 @@ class RoleController:
         if now - averages.began < config.window_s:
             return []
         sides = averages.sides(view, config.busy)
-        gains = {role: gain(sides[role], sides[_OTHER[role]], config.busy) for role in sides}
+        gains = {role: gain(sides[role], sides[_OTHER[role]], config) for role in sides}
         self.regret *= max(1.0 - seconds / config.memory_s, 0.0)
         self.regret += seconds * (gains[Role.PREFILL] - gains[Role.DECODE])
         to = Role.PREFILL if self.regret > 0 else Role.DECODE
@@ -100,7 +102,7 @@ class RoleController:
         config, count = self.config, 1
         most = max(int(config.at_once * (side.nodes + other.nodes)), 1)
         while count < most:
-            further = gain(side, other, config.busy, count + 1) - gain(side, other, config.busy, count)
+            further = gain(side, other, config, count + 1) - gain(side, other, config, count)
             if further < config.worth:
                 break
             count += 1
@@ -142,11 +144,11 @@ class Side(NamedTuple):
     used: float
 
 
-def gain(side: Side, other: Side, busy: float, count: int = 1) -> float:
+def gain(side: Side, other: Side, config: RolesConfig, count: int = 1) -> float:
     """What so many nodes more of a side would bring, taken from the other one: throughput in units of what one node of
     the side serves now, 0 to count. 0 if the side is not what the others wait for, or if the other one cannot spare
-    them: it keeps one at least."""
-    if side.used < busy or other.nodes <= count:
+    them."""
+    if side.used < config.busy or other.nodes - count < config.least:
         return 0.0
     now, after = 1 / side.used, (side.nodes + count) / (side.nodes * side.used)
     if other.used:
@@ -160,7 +162,7 @@ class _Averages:
 
     def __init__(self, view: View, now: float) -> None:
         self.began = self._at = now
-        self._prefill, self._decode, self._promised = _means(view)
+        self._prefill, self._decode, self._promised, self._staged = _means(view)
         self._started, self._rate = view.started, 0.0
 
     def add(self, view: View, now: float, window_s: float) -> float:
@@ -169,20 +171,22 @@ class _Averages:
         if seconds <= 0:
             return 0.0
         weight = min(seconds / min(window_s, now - self.began), 1.0)  # at first all views count alike
-        prefill, decode, promised = _means(view)
+        prefill, decode, promised, staged = _means(view)
         self._prefill += weight * (prefill - self._prefill)
         self._decode += weight * (decode - self._decode)
         self._promised += weight * (promised - self._promised)
+        self._staged += weight * (staged - self._staged)
         self._rate += weight * (max(view.started - self._started, 0) / seconds - self._rate)
         self._started, self._at = view.started, now
         return seconds
 
     def sides(self, view: View, busy: float) -> dict[Role, Side]:
-        """The busier prefill is, the less counts what is promised to its requests."""
+        """The busier prefill is, the less counts what its requests have of decode nodes."""
         idle = min((1.0 - self._prefill) / (1.0 - busy), 1.0)
+        used = max(self._decode + idle * self._promised, idle * self._staged)
         return {
             Role.PREFILL: Side(len(view.of(Role.PREFILL)), self._prefill),
-            Role.DECODE: Side(len(view.of(Role.DECODE)), min(self._decode + idle * self._promised, 1.0)),
+            Role.DECODE: Side(len(view.of(Role.DECODE)), min(used, 1.0)),
         }
 
     def drain_s(self, view: View, role: Role) -> float:
@@ -194,11 +198,12 @@ class _Averages:
         return in_hand / self._rate if self._rate else inf
 
 
-def _means(view: View) -> tuple[float, float, float]:
-    """Of use: prefill, decode, promised. A side without a node counts as idle."""
+def _means(view: View) -> tuple[float, float, float, float]:
+    """Of use: prefill, decode, promised, staged. A side without a node counts as idle."""
     prefill, decode = view.of(Role.PREFILL), view.of(Role.DECODE)
     return (
         sum(node.used for node in prefill) / max(len(prefill), 1),
         sum(node.used for node in decode) / max(len(decode), 1),
         sum(node.promised for node in decode) / max(len(decode), 1),
+        sum(node.staged for node in decode) / max(len(decode), 1),
     )
