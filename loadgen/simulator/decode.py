@@ -144,6 +144,7 @@ class DecodeEngine(Engine):
         elif self._growth > self.free:
             self._tight = True
             for other in self.running:
+                self._catch_up(other)
                 self._mark_growth(other)
         self._changed()
         request.second_at = self._since + self._step_s
@@ -246,6 +247,14 @@ class DecodeEngine(Engine):
     def _pages_at(request: Request, steps: int) -> int:
         """Pages that it needs for the KV that it has after so many steps."""
         return -(-(request.prompt + steps) // BLOCK_TOKENS)
+
+    def _catch_up(self, request: Request) -> None:
+        """Take the pages that it has filled while nobody looked."""
+        lacking = self._pages_at(request, self._step - request.joined) - request.pages
+        if lacking > 0:
+            request.pages += lacking
+            self.free -= lacking
+            self._growth -= lacking
 
     def _mark_growth(self, request: Request) -> None:
         """When it needs its next page, if it does: with the step that follows a full last page."""
