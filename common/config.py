@@ -42,6 +42,12 @@ def _endpoint(value: str) -> str:
     return value
 
 
+def _path_mtu(value: int) -> int:
+    if value not in (0, 256, 512, 1024, 2048, 4096):
+        raise ValueError(f"{value} is no path MTU: 256, 512, 1024, 2048 or 4096 bytes, or 0 for the port's")
+    return value
+
+
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 SizeOrNone = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -74,7 +80,7 @@ class RdmaConfig(_Section):
     takes a core. loopback: copies between host and device memory go through the NIC as well (paper §5)."""
 
     gid_index: Annotated[int, Field(ge=0)] | None = None
-    mtu: Literal[0, 256, 512, 1024, 2048, 4096] = 0
+    mtu: Annotated[int, AfterValidator(_path_mtu)] = 0
     spin: bool = False
     loopback: bool = False
 
