@@ -158,12 +158,15 @@ class DecodeSide:
         while self.retry:
             group, _ = self.retry.popitem()
             queue = group.queue
-            limit = high_token_threshold(group) if queue else 0.0
+            limit: float | None = None
             while queue:
                 request = queue.head
-                engine = choose_engine(group, request, limit)
-                if engine is None:
+                engines = with_room(group, request)
+                if not engines:
                     break
+                if limit is None:
+                    limit = high_token_threshold(group)
+                engine = choose_engine(engines, request, limit)
                 queue.remove(request)
                 request.decode = engine
                 engine.take(request)
@@ -183,6 +186,12 @@ def _could_hold(engines: Iterable[DecodeEngine], request: Request) -> bool:
     return False
 
 
+def with_room(group: Group, request: Request) -> list[DecodeEngine]:
+    """Those that could take it now: mostly none, while requests wait."""
+    blocks, tokens = request.num_blocks, request.num_tokens
+    return [engine for engine in group.engines if blocks <= engine.free_blocks and tokens < engine.free_tokens]
+
+
 def high_token_threshold(group: Group) -> float:
     """Z = 1.05 * (sum tokens(R) + sum tok_e) / |G|, where R are the first requests of the queue that fit the sum of its
     engines' free device memory."""
@@ -190,23 +199,17 @@ def high_token_threshold(group: Group) -> float:
     for engine in group.engines:
         if engine.free_tokens > 0:
             free += engine.free_tokens
-    fitting = 0
-    for request in group.queue.values():
-        if fitting + request.num_tokens > free:
-            break
-        fitting += request.num_tokens
-    return HIGH_TOKENS * (fitting + group.tok) / len(group.engines)
+    return HIGH_TOKENS * (group.queue.fitting(free) + group.tok) / len(group.engines)
 
 
-def choose_engine(group: Group, request: Request, limit: float) -> DecodeEngine | None:
-    """Of the engines with room for the request, those that stay within the limit of tokens come first, by least seq;
-    then the others, by least tok."""
-    chosen, least = None, (2, 0, 0, 0)
-    blocks, tokens = request.num_blocks, request.num_tokens
-    for engine in group.engines:
-        if blocks <= engine.free_blocks and tokens < engine.free_tokens:
-            tok = engine.tok
-            rank = (0, engine.seq, tok, engine.turn) if tok + tokens <= limit else (1, tok, engine.turn, 0)
-            if rank < least:
-                chosen, least = engine, rank
+def choose_engine(engines: list[DecodeEngine], request: Request, limit: float) -> DecodeEngine:
+    """Of these, those that stay within the limit of tokens with it come first, by least seq; then the others, by least
+    tok."""
+    chosen, least = engines[0], (2, 0, 0, 0)
+    tokens = request.num_tokens
+    for engine in engines:
+        tok = engine.tok
+        rank = (0, engine.seq, tok, engine.turn) if tok + tokens <= limit else (1, tok, engine.turn, 0)
+        if rank < least:
+            chosen, least = engine, rank
     return chosen

@@ -12,6 +12,9 @@ from common.types import ReadPath, RequestKey, Role
 Turns = Iterator[int]
 """Numbers that only grow, one for each choice."""
 
+#: Requests that have left a queue and are not yet forgotten.
+_SLACK = 64
+
 ReadSide = Literal["pe_only", "de_only", "round_robin", "shorter_queue", "split"]
 
 
@@ -120,11 +123,15 @@ class DecodeEngine(Engine):
 class ArrivalQueue(OrderedDict[int, "Request"]):
     """Requests by their place in the order of arrival, in that order whenever they come. tokens: their prompts' sum."""
 
-    __slots__ = ("tokens",)
+    __slots__ = ("_edge", "_line", "_within", "tokens")
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens = 0
+        # for fitting(): requests in order, some of which have left since; those before the edge, and their tokens
+        self._line: list[Request] = []
+        self._edge = 0
+        self._within = 0
 
     def add(self, request: Request) -> None:
         """Takes its old place if it comes back: O(those that have arrived since)."""
@@ -137,14 +144,49 @@ class ArrivalQueue(OrderedDict[int, "Request"]):
         self.tokens += request.num_tokens
         for arrival in reversed(late):
             self.move_to_end(arrival)
+        if self._line and self._line[-1].arrival >= request.arrival:
+            self._line_up()
+        else:
+            self._line.append(request)
 
     def remove(self, request: Request) -> None:
         del self[request.arrival]
         self.tokens -= request.num_tokens
+        line, edge = self._line, self._edge
+        if edge and request.arrival <= line[edge - 1].arrival:
+            self._within -= request.num_tokens
+        if len(line) > 2 * len(self) + _SLACK:
+            self._line_up()
 
     @property
     def head(self) -> Request:
         return next(iter(self.values()))
+
+    def fitting(self, limit: int) -> int:
+        """Tokens of the first requests, as many as have no more than limit in sum. Amortised O(1) where limit and queue
+        change little between calls."""
+        if self.tokens <= limit:
+            return self.tokens
+        line, edge, within = self._line, self._edge, self._within
+        while within > limit:
+            edge -= 1
+            request = line[edge]
+            if request.arrival in self:
+                within -= request.num_tokens
+        while edge < len(line):
+            request = line[edge]
+            if request.arrival in self:
+                if within + request.num_tokens > limit:
+                    break
+                within += request.num_tokens
+            edge += 1
+        self._edge, self._within = edge, within
+        return within
+
+    def _line_up(self) -> None:
+        """Anew, without those that have left."""
+        self._line = list(self.values())
+        self._edge = self._within = 0
 
 
 @dataclass(slots=True, eq=False)
