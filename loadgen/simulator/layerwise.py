@@ -17,13 +17,12 @@ STEPS_AHEAD = 2
 
 
 class Layerwise(PrefillEngine):
-    """waiting: ready and not all in forwards, in order of readiness."""
+    """waiting: ready and not wholly planned, in order of readiness."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
         self.waiting: deque[Request] = deque()
         self.pool = RangePool(self.run.prefill_memory)
-        self._cut = False  # a chunk is under way that is not the last one of its request, which waits at the head
         self._ahead: Forward | None = None
 
     def assigned(self, request: Request) -> None:
@@ -36,12 +35,12 @@ class Layerwise(PrefillEngine):
 
     def drop(self, request: Request) -> None:
         super().drop(request)
-        if request in self.waiting and not (self._cut and self.waiting[0] is request):
+        if request in self.waiting:
             self.waiting.remove(request)
 
     def plan(self) -> Forward | None:
         waiting = self.waiting
-        if self._cut or not waiting:
+        if not waiting:
             return None
         run, row_bytes = self.run, self.run.row_bytes
         chunks = self.pack(islice(waiting, run.max_batch_requests), run.prefill_memory // (2 * row_bytes))
@@ -55,9 +54,9 @@ class Layerwise(PrefillEngine):
         memory = self.pool.take(2 * rows * row_bytes)
         assert memory is not None, "packed into what is free"
         requests = [waiting.popleft() for _ in chunks]
-        if not chunks[-1].last:
+        if not chunks[-1].last:  # its next chunk may be planned while this one is in hand
+            requests[-1].planned(chunks[-1].new)
             waiting.appendleft(requests[-1])
-            self._cut = True
         forward = self.forward(requests, chunks)
         forward.memory = memory
         self._load(forward)
@@ -137,12 +136,6 @@ class Layerwise(PrefillEngine):
             return
         self.pool.give_back(forward.memory)
         for request, chunk in zip(forward.requests, forward.chunks, strict=True):
-            if not chunk.last:
-                self._cut = False
-                if request.gone:
-                    self.waiting.popleft()
-                else:
-                    request.computed(chunk.new)
-            elif not request.gone:
+            if chunk.last and not request.gone:
                 self.done(request)
         self.wake()

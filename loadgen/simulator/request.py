@@ -23,7 +23,7 @@ class Request:
     started_at: when both engines were chosen; staged_at: when its hits were asked for; ready_at: when all were
     buffered. reads: of those whose read it waits for. pe_tokens: of the hits, those that the prefill side reads;
     own_rows: leading ones that its buffer has room for. sent: leading rows that the decode side's buffer holds, or will
-    once they have arrived. cached: tokens with KV, hits and chunks computed so far; pending: what is left to compute.
+    once they have arrived. cached: tokens with KV, hits and chunks planned so far; pending: what is left to compute.
 
     first_at, second_at: of its tokens. pages: of device memory. joined: number of the step of its decode engine before
     its first one; decode_s: its share of each step. gone: it has ended, well or badly: whoever comes across it lets go.
@@ -92,7 +92,7 @@ class Request:
         self.ready_at = now
         self.pending = Pending(self.key, self.cached, self.prompt - self.cached)
 
-    def computed(self, tokens: int) -> None:
+    def planned(self, tokens: int) -> None:
         """A chunk that is not the last one."""
         self.cached += tokens
         self.pending = Pending(self.key, self.cached, self.prompt - self.cached)

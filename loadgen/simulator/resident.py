@@ -63,7 +63,11 @@ class Resident(PrefillEngine):
         run = self.run
         waiting = list(self._loaded)
         chunks = self.pack(waiting[: run.max_batch_requests], run.prefill_memory // run.row_bytes)
-        return self.forward(waiting[: len(chunks)], chunks) if chunks else None
+        if not chunks:
+            return None
+        if not chunks[-1].last:
+            waiting[len(chunks) - 1].planned(chunks[-1].new)
+        return self.forward(waiting[: len(chunks)], chunks)
 
     def begin(self, forward: Forward, seconds: float) -> None:
         self._in_hand = forward
@@ -81,8 +85,6 @@ class Resident(PrefillEngine):
                 del self._loaded[request]
                 self.first_token(request)
                 self._hand_off(request)
-            else:
-                request.computed(chunk.new)
         self.go_on(None)
 
     def _hand_off(self, request: Request) -> None:

@@ -45,6 +45,8 @@ from services.scheduler.policy import (
     Start,
 )
 
+#: Of a decode engine's staging buffer: through these its new blocks are stored (services.traffic_manager.service).
+PERSIST_BLOCKS = 8
 #: Of so many calls of the policy one is timed.
 TIMED = 32
 
@@ -77,12 +79,16 @@ class Simulation:
         self.compute = scaling.compute
         self.block_size = BLOCK_TOKENS
         self.kv_bytes = cluster.model.kv_bytes_per_token
-        self.steps = cluster.moved_layers or cluster.model.layers
-        self.row_bytes = round(self.kv_bytes / self.steps)  # of a layer
+        self.steps = scaling.moved_layers
+        self.row_bytes = scaling.row_bytes  # of a layer
         self.cnic_rate = scaling.cnic_rate
-        self.prefill_memory = scaling.prefill_memory
-        self.decode_pages = scaling.compute.kv_tokens() // BLOCK_TOKENS
-        self.buffer_blocks = int(scaling.buffer / self.kv_bytes / BLOCK_TOKENS)
+        self.prefill_memory = int(settings["prefill.device_memory"])
+        block_bytes = BLOCK_TOKENS * self.kv_bytes
+        self.decode_pages = int(settings["decode.device_memory"]) // block_bytes
+        self.buffer_blocks = {
+            Role.PREFILL: int(settings["prefill.buffer"]) // block_bytes,
+            Role.DECODE: int(settings["decode.buffer"]) // block_bytes - PERSIST_BLOCKS,
+        }
         self.max_running = int(settings["decode.max_running"])
         self.max_batch_tokens = scenario.batch_tokens
         self.max_batch_requests = int(settings["prefill.max_batch_requests"])
@@ -149,8 +155,8 @@ class Simulation:
         kind = DecodeEngine if role is Role.DECODE else Layerwise if self.system.layerwise else Resident
         engine: Engine = kind(self, name, node, its)
         self.engines[name] = engine
-        device = self.decode_pages * BLOCK_TOKENS if role is Role.DECODE else int(self.prefill_memory / self.row_bytes)
-        self.tell(EngineJoined(name, role, node.name, group, self.buffer_blocks, device))
+        device = self.decode_pages * BLOCK_TOKENS if role is Role.DECODE else self.prefill_memory // self.row_bytes
+        self.tell(EngineJoined(name, role, node.name, group, self.buffer_blocks[role], device))
         its.changed(engine)
         return engine
 

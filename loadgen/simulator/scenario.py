@@ -59,7 +59,8 @@ class Cluster:
     @property
     def scaling(self) -> Scaling:
         """Of one engine, nothing made smaller: its times and bytes are the real ones."""
-        return Scaling(self.model, self.hardware, self.gpus, 1.0, self.model.layers, self.model.attention.row_bytes)
+        layers = self.moved_layers or self.model.layers
+        return Scaling(self.model, self.hardware, self.gpus, 1.0, layers, self.model.kv_bytes_per_token // layers)
 
     @property
     def snic_rate(self) -> float:
