@@ -77,27 +77,44 @@ class Enrolment:
 
     async def keep(self) -> None:
         """Heartbeats, without end. DualPathError or ConfigError if this process cannot go on."""
-        patience = self._timeouts.heartbeat_timeout_s
         while True:
             assert self._answer is not None, "not registered"
-            sent = monotonic()
-            beat = Heartbeat(self._member.incarnation, self._report(), self._answer.scheduler)
+            interval = self._answer.heartbeat_s
             try:
-                await self._scheduler().call(beat, min(TRY_S, patience / 2))
-                self._lease = sent + patience
+                gone = await self._beat(self._answer.scheduler)
             except DualPathError as error:
-                match error.code:
-                    case ErrorCode.STRANGER:  # who answers at its address has taken its place
-                        self._lease = sent + patience
-                        await self._begin_again()
-                    case ErrorCode.UNREACHABLE:
-                        if await self._check_lease(self._scheduler().endpoint):
-                            await self._begin_again()
-                    case _:
-                        self._log.warning("heartbeat refused", error=str(error))
-            due = monotonic() + self._answer.heartbeat_s
-            await asyncio.sleep(self._answer.heartbeat_s)
+                if error.code is ErrorCode.ENGINE_LOST:
+                    raise
+                self._log.warning("heartbeat refused", error=str(error))
+            else:
+                if gone:
+                    await self._begin_again()
+            due = monotonic() + interval
+            await asyncio.sleep(interval)
             self._lag(max(monotonic() - due, 0.0))
+
+    async def _beat(self, scheduler: str) -> bool:
+        """One heartbeat; True if the scheduler that has us has gone. An answer counts from when it was asked for,
+        however late it comes."""
+        sent, patience = monotonic(), self._timeouts.heartbeat_timeout_s
+        beat = Heartbeat(self._member.incarnation, self._report(), scheduler)
+        call = asyncio.ensure_future(self._scheduler().call(beat, patience))
+        try:
+            while not (await asyncio.wait({call}, timeout=min(TRY_S, patience / 2)))[0]:
+                if await self._check_lease(self._scheduler().endpoint):
+                    return True
+            call.result()
+        except DualPathError as error:
+            if error.code is ErrorCode.UNREACHABLE:
+                return await self._check_lease(self._scheduler().endpoint)
+            if error.code is not ErrorCode.STRANGER:
+                raise
+            self._lease = sent + patience  # who answers at its address has taken its place
+            return True
+        finally:
+            call.cancel()
+        self._lease = sent + patience
+        return False
 
     async def _begin_again(self) -> None:
         self._log.warning("the scheduler has gone: its work is void")

@@ -23,7 +23,7 @@ from common.errors import DualPathError, ErrorCode
 from common.faults import Faults
 from common.health import HealthServer
 from common.log import get_logger
-from common.messages import Member, MemberJoined, MemberLeft, Registered
+from common.messages import Member, MemberJoined, MemberLeaving, MemberLeft, Registered
 from common.metrics import Metrics
 from common.pages import pages
 from common.rpc import Link, Node, Peer
@@ -47,6 +47,7 @@ class Service:
         self.faults = Faults(config.faults, name)
         self.node = Node(self.incarnation, config.security, self.metrics, self.faults)
         self.members: dict[str, Member] = {}
+        self.leaving: set[str] = set()  # members, by incarnation, that finish what they have
         self.draining = False
         self.log = get_logger().bind(process=name)
         self.failure: BaseException | None = None
@@ -112,6 +113,7 @@ class Service:
         if self.role is not Role.SCHEDULER:
             self.node.on(MemberJoined, self._on_joined)
             self.node.on(MemberLeft, self._on_left)
+            self.node.on(MemberLeaving, lambda msg, peer: self.leaving.add(msg.incarnation))
             await self._enrol()
         self._started_at = monotonic()
         self.log.info("started", control=self.node.endpoint, health=self.health.url)
@@ -208,7 +210,6 @@ class Service:
         self._alone_since = None
         for other in answer.members:
             self._join(other)
-        self._unconfirmed = self.members.keys() - {other.incarnation for other in answer.members}
         if self._unconfirmed:  # those that live come back to the new scheduler, as we did; see common.enrolment
             timeouts = self.config.timeouts
             patience = timeouts.heartbeat_timeout_s + timeouts.heartbeat_s
@@ -216,6 +217,7 @@ class Service:
 
     def _on_scheduler_gone(self) -> None:
         self._alone_since = monotonic()
+        self._unconfirmed = set(self.members)
         if self._unconfirmed_timer is not None:
             self._unconfirmed_timer.cancel()
         self.scheduler_gone()
@@ -249,6 +251,7 @@ class Service:
 
     def _part(self, incarnation: str, reason: str) -> None:
         member = self.members.pop(incarnation, None)
+        self.leaving.discard(incarnation)
         if member is not None:
             self.log.info("member left", member=member.name, reason=reason)
             self.member_left(member, reason)

@@ -96,6 +96,14 @@ class MemberJoined:
 
 @message
 @dataclass(frozen=True, slots=True)
+class MemberLeaving:
+    """scheduler -> every process: it finishes what it has; new work goes to others, if there are any."""
+
+    incarnation: str
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class MemberLeft:
     """scheduler -> every process: whatever this incarnation held or was still writing is void."""
 

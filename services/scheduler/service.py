@@ -23,6 +23,7 @@ from common.messages import (
     Leave,
     Member,
     MemberJoined,
+    MemberLeaving,
     MemberLeft,
     MemberStatus,
     PrefillDone,
@@ -94,7 +95,6 @@ class Scheduler(Service):
         self._recorder: Recorder | None = None
         self._live: dict[RequestKey, _Live] = {}
         self._started: dict[str, int] = {}  # requests ever assigned to each live engine
-        self._leaving: set[str] = set()  # members that drain
         self._arrival = asyncio.Event()  # a member has joined: set and replaced
         self._opened_at = monotonic()
         self._lookup = Lookup(self._gateways, config.model.block_size, config.timeouts, monotonic)
@@ -173,7 +173,8 @@ class Scheduler(Service):
         if msg.final:
             self._remove(msg.incarnation, "has left")
         elif self.registry.get(msg.incarnation) is not None:
-            self._leaving.add(msg.incarnation)
+            self.leaving.add(msg.incarnation)
+            self._broadcast(MemberLeaving(msg.incarnation), self.registry.all())
             self._apply(EngineDraining(msg.incarnation))
         return Done()
 
@@ -198,7 +199,7 @@ class Scheduler(Service):
         member = self.registry.remove(incarnation)
         if member is None:
             return
-        self._leaving.discard(incarnation)
+        self.leaving.discard(incarnation)
         self.node.unlink(member.control)
         self.log.info("member left", member=member.name, reason=reason)
         self._tell(member, MemberLeft(incarnation, member.name, reason))
@@ -210,7 +211,7 @@ class Scheduler(Service):
             for key in [key for key, live in self._live.items() if live.frontend == incarnation]:
                 self._progress(RequestCancelled(key))
 
-    def _broadcast(self, msg: MemberJoined | MemberLeft, members: list[Member]) -> None:
+    def _broadcast(self, msg: MemberJoined | MemberLeaving | MemberLeft, members: list[Member]) -> None:
         for member in members:
             self._tell(member, msg)
 
@@ -243,7 +244,7 @@ class Scheduler(Service):
             pass  # whoever needs it says so
 
     def _missing(self, roles: tuple[Role, ...]) -> list[Role]:
-        there = {member.role for member in self.registry.all() if member.incarnation not in self._leaving}
+        there = {member.role for member in self.registry.all() if member.incarnation not in self.leaving}
         return [role for role in roles if role not in there]
 
     # -- requests --
@@ -353,7 +354,7 @@ class Scheduler(Service):
         """Front ends that stay take their requests to the next scheduler, at once: they wait for it. Those that end
         with us finish what they have."""
         await asyncio.sleep(HEAR_S)
-        while self._live and all(member.incarnation in self._leaving for member in self.registry.of(Role.FRONTEND)):
+        while self._live and all(member.incarnation in self.leaving for member in self.registry.of(Role.FRONTEND)):
             await asyncio.sleep(0.05)
 
     async def shut(self) -> None:

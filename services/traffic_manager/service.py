@@ -166,9 +166,12 @@ class TrafficManager(Service):
 
     def _gateway(self) -> Member | None:
         """Any does: they share the blocks. Ours by highest random weight, so that those of all engines spread and a
-        gateway that comes or goes moves few."""
-        gateways = self.members_of(Role.STORAGE_GATEWAY)
-        return max(gateways, key=lambda member: crc32(f"{self.name} {member.name}".encode()), default=None)
+        gateway that comes or goes moves few; one that is leaving only if there is no other."""
+
+        def rank(member: Member) -> tuple[bool, int]:
+            return member.incarnation not in self.leaving, crc32(f"{self.name} {member.name}".encode())
+
+        return max(self.members_of(Role.STORAGE_GATEWAY), key=rank, default=None)
 
     def _serve_requests(self, requests: PrefillRequests | DecodeRequests) -> None:
         self.requests = requests

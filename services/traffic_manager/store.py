@@ -72,6 +72,7 @@ class BlockStoreClient:
             "storage_read_path_bytes", "The same, by the read path of the requests", ("path",)
         )
         self._failed = metrics.counter("storage_failures", "Blocks that could not be read or stored", ("operation",))
+        self._announced: dict[bytes, Member] = {}  # blocks on their way, and the gateway that expects each
         self._breaker = Breaker(timeouts.breaker_s, monotonic)
         self._log = get_logger()
 
@@ -118,9 +119,10 @@ class BlockStoreClient:
     async def announce(self, keys: list[bytes]) -> list[bool]:
         """Tell storage that these blocks come; which of them it wants. None of them, if it does not answer: then it is
         left aside for a while, because handoffs wait for this."""
-        gateway = self._gateway()
-        if not keys or gateway is None or self._breaker.open:
+        member = self._member()
+        if not keys or member is None or self._breaker.open:
             return [False] * len(keys)
+        gateway = self._node.link(member.control)
         try:
             announced: Announced = await gateway.call(
                 Announce(self._incarnation, b"".join(keys)), self._timeouts.call_s
@@ -130,6 +132,7 @@ class BlockStoreClient:
             self._log.warning("blocks not announced", error=str(error))
             self._failed.labels("write").inc(len(keys))
             return [False] * len(keys)
+        self._announced.update((key, member) for key, wanted in zip(keys, announced.wanted, strict=True) if wanted)
         return announced.wanted
 
     async def store(self, keys: list[bytes], slots: list[int]) -> None:
@@ -143,24 +146,27 @@ class BlockStoreClient:
                 self._log.warning("blocks not stored", blocks=len(keys) - done, error=str(error))
                 self._failed.labels("write").inc(len(keys) - done)
                 await self.give_up(keys[done:])
-                return
+                break
+        self._forget(keys)
 
     async def give_up(self, keys: list[bytes]) -> None:
         """Announced blocks that will not come: nobody should wait for them."""
-        gateway = self._gateway()
-        if gateway is None or not keys:
+        if not keys:
             return
         commit = Commit(self._incarnation, b"".join(keys), [False] * len(keys), [0] * len(keys))
         try:
-            await gateway.call(commit, self._timeouts.call_s)
+            await self._announced_to(keys).call(commit, self._timeouts.call_s)
         except DualPathError as error:
             self._log.debug("gateway did not hear of given-up blocks", error=str(error))
+        self._forget(keys)
+
+    def _forget(self, keys: list[bytes]) -> None:
+        for key in keys:
+            self._announced.pop(key, None)
 
     async def _store(self, keys: list[bytes], slots: list[int]) -> int:
         """Store as many leading blocks as the gateway has room for; returns how many that was."""
-        gateway = self._gateway()
-        if gateway is None:
-            raise DualPathError(ErrorCode.UNREACHABLE, "no storage gateway")
+        gateway = self._announced_to(keys)
         reserved: Reserved = await gateway.call(Reserve(self._incarnation, b"".join(keys)), self._timeouts.store_s)
         count = len(reserved.offsets)
         if not count:
@@ -177,9 +183,12 @@ class BlockStoreClient:
         self._failed.labels("write").inc(count - stored)
         return count
 
-    def _gateway(self) -> Link | None:
-        member = self._member()
-        return self._node.link(member.control) if member else None
+    def _announced_to(self, keys: list[bytes]) -> Link:
+        """The gateway that expects these blocks, announced in one call. DualPathError UNREACHABLE if it has left."""
+        member = self._announced.get(keys[0])
+        if member is None:
+            raise DualPathError(ErrorCode.UNREACHABLE, "no storage gateway expects these blocks")
+        return self._node.link(member.control)
 
     def _checksums(self, slots: list[int]) -> list[int]:
         size = self._geometry.full_block_bytes
