@@ -118,8 +118,8 @@ def _fitting_gpus(wanted: Asked, tokens: int) -> int:
     return max(1, int(wanted.model.dram_bytes // (tokens * wanted.model.kv_bytes_per_token)))
 
 
-def check_nodes(wanted: Asked) -> None:
-    """Enough GPUs of each role for the model's experts."""
+def check_nodes(wanted: Asked, option: str = "--nodes") -> None:
+    """Enough GPUs of each role for the model's experts. option: that gave the shape."""
     if wanted.shape is None:
         return
     least = wanted.least_nodes
@@ -127,6 +127,6 @@ def check_nodes(wanted: Asked) -> None:
     if (prefill, decode) != wanted.shape:
         have = "{}P{}D".format(*wanted.shape)
         raise ConfigError(
-            f"--nodes {have}: {wanted.model.name} does not fit: its experts need {least[0]} prefill and {least[1]}"
+            f"{option} {have}: {wanted.model.name} does not fit: its experts need {least[0]} prefill and {least[1]}"
             f" decode nodes of {wanted.hardware.gpus} GPUs at least: the nearest is {prefill}P{decode}D"
         )

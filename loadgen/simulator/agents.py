@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import RETRYABLE, ErrorCode
+from common.workload.extend import Extended
 from common.workload.hits import hits
 from common.workload.trajectories import Trajectory
 from loadgen.load import Arrival, Load, Offline
@@ -42,9 +44,9 @@ class Player:
     def __init__(self, name: str, trajectory: Trajectory, due: float) -> None:
         turns = trajectory.turns
         self.name = name
-        self.prompts = [turn.prompt for turn in turns]
-        self.hits = hits(trajectory)
-        self.generates = [turn.generate for turn in turns]
+        self.prompts = array("i", [turn.prompt for turn in turns])
+        self.hits = array("i", hits(trajectory))
+        self.generates = array("i", [turn.generate for turn in turns])
         self.thinks = [turn.think_s for turn in turns] if any(turn.think_s for turn in turns) else None
         self.index = 0
         self.began = self.due = due
@@ -61,7 +63,7 @@ class Agents:
         self._run = run
         self._load = load
         self._next = 0  # offline: the trajectory that starts next
-        self.offered = sum(len(trajectory.turns) for trajectory in self._trajectories)
+        self.offered = num_turns(self._trajectories)
         self.attempted = 0
         self.playing = 0
         self.failed: dict[str, int] = {}
@@ -181,3 +183,10 @@ class Agents:
         else:
             self.failed[code.value] = self.failed.get(code.value, 0) + 1
             self._end(player, completed=False)
+
+
+def num_turns(trajectories: Sequence[Trajectory]) -> int:
+    """Of all of them."""
+    if isinstance(trajectories, Extended):
+        return trajectories.num_turns
+    return sum(len(trajectory.turns) for trajectory in trajectories)

@@ -22,6 +22,7 @@ class Records:
     def __init__(self) -> None:
         self._times = array("d")
         self._spans = array("f")
+        self._prompts = array("i")
         self._trajectories = array("d")
         self.prompt_tokens = 0
         self.hit_tokens = 0
@@ -42,6 +43,7 @@ class Records:
         self._times.extend((due, ended))
         prefill = first_at - request.ready_at
         self._spans.extend((ttft, ttst, tpot, scheduling, allocation, read, prefill))
+        self._prompts.append(request.prompt)
         self.num_turns += 1
 
     def trajectory(self, due: float, ended: float) -> None:
@@ -53,6 +55,11 @@ class Records:
             return np.frombuffer(self._times, dtype=np.float64).reshape(-1, len(TIMES))[:, TIMES.index(name)]
         spans = np.frombuffer(self._spans, dtype=np.float32).reshape(-1, len(SPANS))
         return spans[:, SPANS.index(name)].astype(np.float64)
+
+    @property
+    def prompts(self) -> NDArray[np.int32]:
+        """Tokens, one value a turn."""
+        return np.frombuffer(self._prompts, dtype=np.int32)
 
     @property
     def trajectories(self) -> NDArray[np.float64]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Values = NDArray[np.float64]
 Span = tuple[float, float]
 PARTS = SPANS[SPANS.index("scheduling") :]
+#: Parts of a run that its series tell of.
+SERIES_POINTS = 100
 
 
 def summary(values: Values, factor: float = 1.0) -> dict[str, Any]:
@@ -89,7 +91,8 @@ def result(run: Simulation, cpu_s: float) -> dict[str, Any]:
         "turns_per_s": rate if rate else _rate(ended, whole),
         "ttft_parts_s": _parts(run, np.mean),
         "ttft_parts_p50_s": _parts(run, np.median),
-        "balance": _balance(run, level or whole, (0.0, FIRST_SHARE * (job_s or run.ended_at))),
+        "series": _series(run),
+        "balance": _balance(run, level or _first_half(run), (0.0, FIRST_SHARE * (job_s or run.ended_at))),
         "nic_bytes": nic_bytes(run),
         "validity": {
             "no_failures": _flag(not failed, f"{failed} turns failed"),
@@ -169,10 +172,43 @@ def _level(run: Simulation) -> Span | None:
     return (first_end, last_start) if last_start > first_end else None
 
 
+def _first_half(run: Simulation) -> Span:
+    """Where all trajectories start at once: until half of them have ended."""
+    ends = run.records.trajectories[:, 1]
+    return 0.0, float(np.median(ends)) if len(ends) else run.ended_at
+
+
 def _rate(ended: Values, span: Span) -> float | None:
     start, end = span
     count = int(((ended > start) & (ended <= end)).sum())
     return count / (end - start) if count and end > start else None
+
+
+def _series(run: Simulation) -> dict[str, list[float | None]]:
+    """Over the run, in SERIES_POINTS equal parts that end at at_s: turns and prompt tokens that ended a second, and
+    mean latencies of these turns; None where none ended."""
+    records = run.records
+    edges = np.linspace(0.0, run.ended_at, SERIES_POINTS + 1)
+    ended = records.column("ended")
+    part_s = run.ended_at / SERIES_POINTS or 1.0
+
+    def binned(weights: Values | None = None) -> Values:
+        return np.histogram(ended, edges, weights=weights)[0].astype(float)
+
+    def means(name: str) -> list[float | None]:
+        values = records.column(name)
+        known = ~np.isnan(values)
+        counts = np.histogram(ended[known], edges)[0]
+        sums = np.histogram(ended[known], edges, weights=values[known])[0]
+        return [_rounded(total / count) if count else None for total, count in zip(sums, counts, strict=True)]
+
+    return {
+        "at_s": [_rounded(edge) for edge in edges[1:]],
+        "turns_per_s": [_rounded(value / part_s) for value in binned()],
+        "prompt_tokens_per_s": [_rounded(value / part_s) for value in binned(records.prompts.astype(float))],
+        "ttft_s": means("ttft"),
+        "tpot_s": means("tpot"),
+    }
 
 
 def _rates(run: Simulation, span: Span, good: NDArray[np.bool_]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from common.perf.hardware import Hardware, get_hardware
 from common.perf.models import ModelProfile, get_model_profile
 from common.perf.scaling import Scaling
 from common.workload.arrivals import gamma_arrivals
-from common.workload.extend import extend
+from common.workload.extend import Extended
 from common.workload.hits import BLOCK_TOKENS, pooled
 from common.workload.trajectories import Trajectory
 from common.workload.windows import windows
@@ -194,7 +194,7 @@ def _played(
     """count trajectories, or windows of them; the mean turn of the whole set; where they are from."""
     played, turn = _set(source, cluster.limit, seed)
     if turns is None:
-        return extend(played.trajectories, count, seed), turn, played.origin
+        return Extended(played.trajectories, count, seed), turn, played.origin
     try:
         taken = windows(played.trajectories, count, turns, seed)
     except ValueError as error:
