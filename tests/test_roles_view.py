@@ -39,6 +39,7 @@ def test_a_prefill_engine_is_busy_unless_all_that_it_has_is_still_being_read():
     fetch(policy, load("d0", read_q=192))  # half of all hit tokens
     nodes = seen(policy)
     assert sorted((nodes["p0"].used, nodes["p1"].used)) == [0.5, 0.75]  # one request, two requests
+    assert sorted((nodes["p0"].in_hand, nodes["p1"].in_hand)) == [1, 2] and nodes["d0"].in_hand == 3
     fetch(policy, load("d0", read_q=0))
     assert [seen(policy)[name].used for name in ("p0", "p1")] == [1.0, 1.0]
     policy.handle(PrefillEnded(("r0", 0)), 1.0)
@@ -57,7 +58,7 @@ def test_what_waits_for_a_decode_engine_does_not_keep_a_prefill_engine_busy():
     fetch(policy, load("d0", free=100))
     arrive(policy, "a", 200)
     assert policy.num_waiting == 1
-    assert seen(policy)["p0"].used == 0.0 and seen(policy)["p0"].in_hand == 1
+    assert seen(policy)["p0"].used == 0.0 and seen(policy)["p0"].in_hand == 0
 
 
 def test_decode_memory_that_is_held_and_that_is_promised():

@@ -24,8 +24,8 @@ class NodeLoad:
     """A node that serves in one role with all of its engines.
 
     used: 0 to 1, of what it can do. Of a decode node likewise: promised, to requests that are not here yet, and staged,
-    of its staging buffer. in_hand: requests that it would have to finish first. buffer_blocks, device_tokens: of its
-    largest engine.
+    of its staging buffer. in_hand: requests that have started here and would have to end first. buffer_blocks,
+    device_tokens: of its largest engine.
     """
 
     name: str
@@ -95,7 +95,7 @@ def _decode_load(node: Node, tokens: float, blocks: float) -> NodeLoad:
 
 
 def _in_hand(node: Node) -> int:
-    return sum(engine.assigned_seq for engine in node.engines)
+    return sum(_started(engine) for engine in node.engines)
 
 
 def _largest_buffer(node: Node) -> int:

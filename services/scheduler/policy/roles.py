@@ -5,10 +5,12 @@ are, since work stays and nodes change: with u the share of a side in use, P and
 
     throughput can become 1 / max(u_P, u_D) of what it is, and after a move, min((P + 1) / P u_P, (D - 1) / D u_D).
 
-A switch costs node-seconds: those of draining, and of coming back with other weights. It is made once the throughput
-that the lack of it has cost, in node-seconds as well, is as much: as one rents skis until the rent has reached their
-price. What one direction has cost counts against the other, and is forgotten in time; so a load that stays leads to one
-place and to rest there, chance alone leads nowhere, and a load that changes costs at most about twice what it must.
+A switch costs node-seconds: those of draining, of coming back with other weights, and of getting work. It is made once
+the throughput that the lack of it has cost, in node-seconds as well, is as much: as one rents skis until the rent has
+reached their price. What one direction has cost counts against the other, and is forgotten in time; so a load that
+stays leads to one place and to rest there, chance alone leads nowhere, and a load that changes costs at most about
+twice what it must. Where the arithmetic is wrong, one switch would follow the other back and forth: each that takes
+back the one before makes the next one dearer, twofold, which is forgotten in time as well.
 
 One switch at a time, of one node, or of several if each of them is worth most of a node, and of no more than a part of
 the cluster; never one of the last that a role needs, none before its time in a role is over. A driver executes a
@@ -18,7 +20,7 @@ decision: it drains the node's engines, which leave when they are idle and join 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
+from math import exp, inf
 from typing import NamedTuple
 
 from common.types import Role
@@ -67,6 +69,8 @@ class RoleController:
         self.regret = 0.0  # node-seconds that fewer prefill nodes than would do have cost; below 0: decode nodes
         self.switching: tuple[SwitchRole, ...] = ()  # decided, and not yet at their end
         self._until = 0.0  # after which it is given up
+        self._last: tuple[Role, float] | None = None  # what the last one was for, and when it was decided
+        self._wary = 1.0  # by which a switch is dearer than it is
         self._since: dict[str, tuple[Role, float]] = {}  # each node's role, and when it was first seen in it
         self._averages: _Averages | None = None
 
@@ -89,13 +93,25 @@ class RoleController:
         self.regret *= max(1.0 - seconds / config.memory_s, 0.0)
         self.regret += seconds * (gains[Role.PREFILL] - gains[Role.DECODE])
         to = Role.PREFILL if self.regret > 0 else Role.DECODE
-        cost = config.switch_s + averages.drain_s(view, _OTHER[to])
-        if not gains[to] or abs(self.regret) < cost:
+        cost = config.switch_s + averages.stay_s(view)
+        wary = self._dearer(to, now)
+        if not gains[to] or abs(self.regret) < cost * wary:
             return []
-        count = self._count(sides[to], sides[_OTHER[to]])
+        cautious = averages.sides(view, config.busy, discount=False)
+        count = self._count(cautious[to], cautious[_OTHER[to]])
         self.switching = tuple(SwitchRole(name, to) for name in self._choose(view.of(_OTHER[to]), count, now))
-        self._until = now + config.patience * cost
+        if self.switching:
+            self._until = now + config.patience * cost
+            self._last, self._wary = (to, now), wary
         return list(self.switching)
+
+    def _dearer(self, to: Role, now: float) -> float:
+        """By how much a switch is dearer now, for having been taken back and forth before."""
+        if self._last is None:
+            return 1.0
+        last, at = self._last
+        left = self._wary * (2.0 if to is not last else 1.0) - 1.0
+        return 1.0 + left * exp((at - now) / self.config.memory_s)
 
     def _count(self, side: Side, other: Side) -> int:
         """How many nodes go at once."""
@@ -180,19 +196,20 @@ class _Averages:
         self._started, self._at = view.started, now
         return seconds
 
-    def sides(self, view: View, busy: float) -> dict[Role, Side]:
-        """The busier prefill is, the less counts what its requests have of decode nodes."""
-        idle = min((1.0 - self._prefill) / (1.0 - busy), 1.0)
+    def sides(self, view: View, busy: float, discount: bool = True) -> dict[Role, Side]:
+        """The busier prefill is, the less counts what its requests have of decode nodes: how much of it they need if
+        prefill is faster will be seen then. discount False: all of it counts."""
+        idle = min((1.0 - self._prefill) / (1.0 - busy), 1.0) if discount else 1.0
         used = max(self._decode + idle * self._promised, idle * self._staged)
         return {
             Role.PREFILL: Side(len(view.of(Role.PREFILL)), self._prefill),
             Role.DECODE: Side(len(view.of(Role.DECODE)), min(used, 1.0)),
         }
 
-    def drain_s(self, view: View, role: Role) -> float:
-        """Mean time that a request spends on a side (Little's law): so long a draining node serves less and less.
-        Infinite if nothing moves: then nobody knows."""
-        in_hand = sum(node.in_hand for node in view.of(role))
+    def stay_s(self, view: View) -> float:
+        """Mean time that a request spends on both sides (Little's law): so long a node that drains serves less and
+        less, and one that comes back more and more. Infinite if nothing moves: then nobody knows."""
+        in_hand = sum(node.in_hand for node in view.nodes)
         if not in_hand:
             return 0.0
         return in_hand / self._rate if self._rate else inf
