@@ -85,6 +85,21 @@ class RdmaConfig(_Section):
     loopback: bool = False
 
 
+class QosConfig(_Section):
+    """How much a network keeps for whom where its traffic classes meet (paper §5); `dualpath qos` prints its settings.
+
+    high_share: of a contended link, for everything but KV; the rest keeps KV from starving. InfiniBand's arbiter has
+    weights in units of 64 bytes instead, low_weight for KV's virtual lane and high_weight for each other, and
+    high_limit: after so many times 4 KiB of the others one packet of any lane may go (255, at which KV would never
+    get through beside them, is not allowed).
+    """
+
+    high_share: Annotated[float, Field(ge=0.5, lt=1)] = 0.999
+    high_limit: int = Field(default=240, ge=0, le=254)
+    high_weight: int = Field(default=192, ge=1, le=255)
+    low_weight: int = Field(default=64, ge=1, le=255)
+
+
 class NetworkConfig(_Section):
     """Addresses. host binds control sockets; snic and cnic are the storage and the compute interface's addresses (with
     RDMA also a device, NAME or NAME:PORT).
@@ -100,6 +115,7 @@ class NetworkConfig(_Section):
     cnic_rate: Rate = 0.0
     transport: Literal["auto", "verbs", "shm", "tcp", "null"] = "auto"
     rdma: RdmaConfig = RdmaConfig()
+    qos: QosConfig = QosConfig()
     node: str = ""
 
 
@@ -230,6 +246,15 @@ class HealthConfig(_Section):
     port: int = Field(default=0, ge=0, le=65534)
 
 
+class TraceConfig(_Section):
+    """Traces of requests (common.tracing). dir: a directory for the spans of every process, for `dualpath trace`; or
+    otlp: URL of an OpenTelemetry collector. Neither: no traces. sample: share of the requests."""
+
+    dir: str = ""
+    otlp: str = ""
+    sample: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+
 class LogConfig(_Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["console", "json"] = "console"
@@ -249,6 +274,7 @@ class Config(_Section):
     frontend: FrontendConfig = FrontendConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
     health: HealthConfig = HealthConfig()
+    trace: TraceConfig = TraceConfig()
     log: LogConfig = LogConfig()
     faults: list[Fault] = []
 
@@ -273,6 +299,8 @@ class Config(_Section):
     def _nothing_is_ignored(self) -> Config:
         if self.perf.predictor and self.model.profile:
             raise ValueError("perf.predictor is for a real model; what model.profile computes is predicted without it")
+        if self.trace.dir and self.trace.otlp:
+            raise ValueError("trace.dir and trace.otlp are both set: traces go to one of them")
         if self.storage.tier and self.scheduler.read_side == "de_only":
             raise ValueError("storage.tier keeps what prefill nodes read, which is nothing with read_side de_only")
         return self

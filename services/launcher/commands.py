@@ -22,7 +22,7 @@ from common.rundir import RunDirectory
 from common.workload.scaling import DEMO, Selection
 from common.workload.sessions import PACKAGED
 from services import serve
-from services.launcher import configuration, demo, plan, profile, signals
+from services.launcher import configuration, demo, plan, profile, qos, signals
 from services.launcher.cluster import Cluster, with_model, with_profile
 from services.launcher.models import get_model
 from services.launcher.rdma import rdma_settings
@@ -289,6 +289,9 @@ async def _config(file: Path | None, show: bool) -> int:
     for line in configuration.effective(values, layers) if show else ["the configuration is good"]:
         results.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+app.add_typer(qos.app, name="qos")
 
 
 @app.command("serve", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
