@@ -30,12 +30,12 @@ class BlockStore(Protocol):
         garbage."""
 
     async def open_parts(self, keys: Sequence[bytes]) -> list[FilePart | None]:
-        """The payload of each block as part of an open file whose pages are in memory, for a transport that verifies it
-        where it arrives; None for a miss. The caller closes the descriptors. All None where blocks are no files, or are
-        not to be verified."""
+        """The payload of each block as part of an open file, for a transport that verifies it where it arrives; the
+        caller closes the descriptors. None where read() has to be asked: for blocks that are not there, or no files, or
+        not in the page cache, or not to be verified."""
 
-    def count_read(self, found: Sequence[bool]) -> None:
-        """Blocks that were opened have been read and found good, or were misses (False). read() counts by itself."""
+    def count_read(self, count: int) -> None:
+        """So many blocks that were opened have been read and found good. read() counts by itself."""
 
     async def write(self, key: bytes, payload: memoryview, checksum: int) -> bool:
         """Store payload (full_block_bytes) with the source's xxh3-64; False if it failed. Visible at once and whole, or

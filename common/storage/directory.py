@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import mmap
 import os
 import secrets
 import stat
@@ -39,7 +38,8 @@ T = TypeVar("T")
 #: Errors that condemn the file itself; any other failure to read says nothing about it, and leaves it in place.
 _DAMAGED = frozenset({errno.EIO, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EBADMSG, errno.EUCLEAN})
 LOOKUP_THREADS = 2
-_POPULATE_READ = 22  # MADV_POPULATE_READ
+#: A file counts as cached if it is at its ends and so many bytes apart in between.
+PROBE_BYTES = 1 << 20
 
 
 class DirectoryStore:
@@ -68,6 +68,7 @@ class DirectoryStore:
         self._bulk = ThreadPoolExecutor(concurrency, "storage-bulk")
         # every request waits for its lookup: lookups must not queue behind bulk I/O
         self._lookup = ThreadPoolExecutor(LOOKUP_THREADS, "storage-lookup")
+        self._opening = ThreadPoolExecutor(LOOKUP_THREADS, "storage-open")
         self._log = get_logger()
         self._read = metrics.counter("storage_blocks_read", "Blocks read and found good")
         self._read_bytes = metrics.counter("block_store_read_bytes", "Payload bytes of blocks read and found good")
@@ -81,30 +82,30 @@ class DirectoryStore:
         self._root = await self._in_bulk(claim_directory, self._root, self._manifest)
 
     async def close(self) -> None:
-        for executor in (self._lookup, self._bulk):
+        for executor in (self._lookup, self._opening, self._bulk):
             await asyncio.to_thread(executor.shutdown, cancel_futures=True)
 
     async def exists(self, keys: Sequence[bytes]) -> list[bool]:
         paths = [self._path(key) for key in keys]
-        return await asyncio.get_running_loop().run_in_executor(self._lookup, self._are_blocks, paths)
+        return await self._in(self._lookup, self._are_blocks, paths)
 
     async def read(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
         for block in into:
             self._check_size(block)
         # all of them in one go: a hop between threads costs more than a block
         found = await to_the_end(self._in_bulk(self._read_blocks, keys, into))
-        self.count_read(found)
+        self.count_read(sum(found))
+        self._misses.inc(len(found) - sum(found))
         return found
 
-    def count_read(self, found: Sequence[bool]) -> None:
-        self._read.inc(sum(found))
-        self._read_bytes.inc(sum(found) * self._header.payload_bytes)
-        self._misses.inc(len(found) - sum(found))
+    def count_read(self, count: int) -> None:
+        self._read.inc(count)
+        self._read_bytes.inc(count * self._header.payload_bytes)
 
     async def open_parts(self, keys: Sequence[bytes]) -> list[FilePart | None]:
         if not self._verify:
             return [None] * len(keys)
-        return await to_the_end(self._in_bulk(lambda: [self._open_part(key) for key in keys]))
+        return await to_the_end(self._in(self._opening, lambda: [self._open_part(key) for key in keys]))
 
     async def write(self, key: bytes, payload: memoryview, checksum: int) -> bool:
         self._check_size(payload)
@@ -118,17 +119,8 @@ class DirectoryStore:
         return [self._read_block(key, block) for key, block in zip(keys, into, strict=True)]
 
     def _read_block(self, key: bytes, into: memoryview) -> bool:
-        return self._tried(key, lambda: self._load(key, into))
-
-    def _open_part(self, key: bytes) -> FilePart | None:
-        parts: list[FilePart] = []
-        self._tried(key, lambda: parts.append(self._part(key)))
-        return parts[0] if parts else None
-
-    def _tried(self, key: bytes, work: Callable[[], None]) -> bool:
-        """Whether work with this block's file went well; a file that is not what it should be is set aside."""
         try:
-            work()
+            self._load(key, into)
         except FileNotFoundError:
             return False
         except BadBlock as bad:
@@ -154,17 +146,20 @@ class DirectoryStore:
         if self._verify and xxhash.xxh3_64_intdigest(into) != header.checksum:
             raise BadBlock("checksum", "the payload's checksum does not fit")
 
-    def _part(self, key: bytes) -> FilePart:
-        """BadBlock, OSError."""
+    def _open_part(self, key: bytes) -> FilePart | None:
         head = bytearray(HEADER_BYTES)
-        fd = self._open_block(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _fill(fd, head)
+            fd = self._open_block(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+        except (BadBlock, OSError):
+            return None
+        try:
+            _read_cached(fd, head, 0)
+            for offset in (*range(HEADER_BYTES, self._file_bytes, PROBE_BYTES), self._file_bytes - 1):
+                _read_cached(fd, bytearray(1), offset)
             header = self._checked(key, head)
-            _bring_in(fd, self._file_bytes)
-        except BaseException:
+        except (BadBlock, OSError):
             os.close(fd)
-            raise
+            return None
         return FilePart(fd, HEADER_BYTES, header.payload_bytes, header.checksum)
 
     def _checked(self, key: bytes, head: bytearray) -> BlockHeader:
@@ -226,7 +221,10 @@ class DirectoryStore:
         return fd
 
     async def _in_bulk(self, function: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._bulk, function, *args)
+        return await self._in(self._bulk, function, *args)
+
+    async def _in(self, executor: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(executor, function, *args)
 
 
 def _fill(fd: int, *places: bytearray | memoryview) -> None:
@@ -243,15 +241,10 @@ def _fill(fd: int, *places: bytearray | memoryview) -> None:
             rest[0] = rest[0][got:]
 
 
-def _bring_in(fd: int, length: int) -> None:
-    """Have the file's pages read now, by this thread, so that whoever sends them does not wait for a disk. OSError."""
-    with mmap.mmap(fd, length, prot=mmap.PROT_READ) as pages:
-        try:
-            pages.madvise(_POPULATE_READ)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # a kernel before 5.14 does not know it
-                raise
-            os.posix_fadvise(fd, 0, length, os.POSIX_FADV_WILLNEED)
+def _read_cached(fd: int, place: bytearray, offset: int) -> None:
+    """Fill place out of the page cache. OSError if a disk would have to be waited for."""
+    if os.preadv(fd, [place], offset, os.RWF_NOWAIT) < len(place):
+        raise BlockingIOError
 
 
 def _write_draft(draft: str, header: bytes, payload: memoryview) -> None:

@@ -11,15 +11,16 @@ acknowledged in order.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from operator import add
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from common.transport.base import cut_runs, inside
+from common.transport.base import cut_runs
 from common.transport.copying import MIN_RECORDS
 from common.transport.memory import REGION_KEY_BYTES
 from common.wire import PROTOCOL_VERSION
@@ -35,7 +36,7 @@ RUN_BYTES = 16
 MAX_UNACKED = 64
 MAX_UNACKED_BYTES = 16 << 20
 #: One vectored call moves so much at most, between its checksum and its copy it stays in the processor's cache.
-CHUNK_BYTES = 512 << 10
+CHUNK_BYTES = 256 << 10
 MAX_SLICES = 128
 #: Where a frame has many runs, shorter than this on average, its bytes are gathered before they are sent, and scattered
 #: when all of them have been received: cheaper than a place of its own for each in the vectored calls.
@@ -63,8 +64,7 @@ class FrameError(Exception):
     """Bytes that are not a frame: nothing that follows on the stream can be trusted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     traffic_class: int
     key: bytes
     transfer: int
@@ -119,7 +119,7 @@ class Scratch:
 class Cursor:
     """How far a frame's runs have been sent out of a memory, or received into one."""
 
-    def __init__(self, offsets: list[int], lengths: list[int]) -> None:
+    def __init__(self, offsets: Sequence[int], lengths: Sequence[int]) -> None:
         self._offsets = offsets
         self._lengths = lengths
         self._run = 0
@@ -161,20 +161,27 @@ def pack_table(runs: NDArray[np.int64]) -> bytes:
     return runs[:, 1:].astype("<i8").tobytes()
 
 
-def unpack_table(raw: memoryview, header: Header) -> NDArray[np.int64]:
-    """Runs [n, 2] of target offset and length. FrameError if they are not what the header announces."""
+def unpack_table(raw: memoryview, header: Header) -> Table:
+    """The runs in the target region. FrameError if they are not what the header announces."""
     if xxh3_64_intdigest(raw) != header.table_checksum:
         raise FrameError("table checksum")
-    table = np.frombuffer(bytes(raw), "<i8").reshape(-1, 2).astype(np.int64, copy=False)
-    lengths = table[:, 1]
-    if lengths.min() <= 0 or lengths.max() > MAX_PAYLOAD_BYTES or lengths.sum() != header.num_bytes:
+    numbers = struct.unpack(f"<{2 * header.num_runs}q", raw)
+    table = Table(numbers[::2], numbers[1::2])
+    if min(table.lengths) <= 0 or sum(table.lengths) != header.num_bytes:
         raise FrameError("the runs do not add up to the payload")
     return table
 
 
-def fits(table: NDArray[np.int64], size: int) -> bool:
-    """Whether all runs lie inside a region of that size."""
-    return inside(table[:, 0], table[:, 1], size)
+class Table(NamedTuple):
+    """Runs in a region: offsets and lengths, bytes. Plain integers, which do not overflow."""
+
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    def fits(self, size: int) -> bool:
+        """Whether all runs lie inside a region of that size."""
+        ends = map(add, self.offsets, self.lengths)
+        return min(self.offsets) >= 0 and max(ends) <= size
 
 
 def packed(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

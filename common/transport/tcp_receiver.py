@@ -14,7 +14,6 @@ from ipaddress import ip_address
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from common.errors import ConfigError
@@ -34,7 +33,7 @@ from common.transport.tcp_frames import (
     Header,
     Scratch,
     Status,
-    fits,
+    Table,
     has_short_runs,
     packed,
     unpack_table,
@@ -48,7 +47,7 @@ ACCEPT_RETRY_S = 0.05
 #: A stream that has more to take gives the event loop back after so many bytes.
 TURN_BYTES = 2 << 20
 #: In mid-frame a stream waits for so many bytes, or for the rest of the frame.
-WAKE_BYTES = 256 << 10
+WAKE_BYTES = 1024 << 10
 #: Late streams are looked for so many times within their time.
 SWEEPS = 4
 
@@ -167,15 +166,15 @@ class Stream:
         if region is None:
             yield from self._discard(header.num_bytes + CHECKSUM.size)
             return Status.UNKNOWN_REGION
-        if not fits(table, region.descriptor.size):
+        if not table.fits(region.descriptor.size):
             yield from self._discard(header.num_bytes + CHECKSUM.size)
             return Status.OUT_OF_RANGE
         if has_short_runs(header.num_runs, header.num_bytes):
             return (yield from self._take_scattered(header, table, region))
-        return (yield from self._take_in_place(header, table, region))
+        return (yield from self._take_in_place(table, region))
 
-    def _take_in_place(self, header: Header, table: NDArray[np.int64], region: Region) -> Steps[Status]:
-        cursor, digest = Cursor(table[:, 0].tolist(), table[:, 1].tolist()), xxh3_64()
+    def _take_in_place(self, table: Table, region: Region) -> Steps[Status]:
+        cursor, digest = Cursor(*table), xxh3_64()
         while cursor.remaining:
             if not region.registered:
                 yield from self._discard(cursor.remaining + CHECKSUM.size)
@@ -188,14 +187,15 @@ class Stream:
                 yield min(cursor.remaining + CHECKSUM.size, WAKE_BYTES)
         return (yield from self._verified(digest.intdigest()))
 
-    def _take_scattered(self, header: Header, table: NDArray[np.int64], region: Region) -> Steps[Status]:
+    def _take_scattered(self, header: Header, table: Table, region: Region) -> Steps[Status]:
         payload = self._scratch.first(header.num_bytes)
         yield from self._fill(payload)
         status = yield from self._verified(xxh3_64_intdigest(payload))
         if status is not Status.OK or not region.registered:
             return Status.UNKNOWN_REGION if status is Status.OK else status
         _check_not_reset(self._sock)
-        copy_runs(payload, region.memory.view, np.stack([packed(table[:, 1]), table[:, 0], table[:, 1]], axis=1))
+        offsets, lengths = np.array(table, dtype=np.int64)
+        copy_runs(payload, region.memory.view, np.stack([packed(lengths), offsets, lengths], axis=1))
         return Status.OK
 
     def _verified(self, digest: int) -> Steps[Status]:
@@ -313,7 +313,7 @@ def _receive_some(sock: socket.socket, region: Region, cursor: Cursor, digest: x
     """One vectored call, and the checksum while the bytes are in the processor's cache. The bytes that came."""
     _check_not_reset(sock)
     views = cursor.slices(region.memory.view)
-    received = rest = sock.recvmsg_into(views)[0]
+    received = rest = sock.recv_into(views[0]) if len(views) == 1 else sock.recvmsg_into(views)[0]
     if not received:
         raise ConnectionResetError
     for view in views:

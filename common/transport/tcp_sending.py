@@ -17,7 +17,6 @@ from common.transport.files import FileJob, FilePart
 from common.transport.mover import Job
 from common.transport.tcp_frames import (
     CHECKSUM,
-    CHUNK_BYTES,
     Cursor,
     Header,
     Scratch,
@@ -26,6 +25,9 @@ from common.transport.tcp_frames import (
     packed,
     split_frames,
 )
+
+#: One sendfile() moves so much at most.
+SENDFILE_BYTES = 1 << 20
 
 _ZEROS = memoryview(bytes(64 << 10))
 
@@ -174,7 +176,7 @@ class FileFrame:
         elif rest and self._short:
             self._sent += sock.send(_ZEROS[:rest])
         elif rest:
-            sent = os.sendfile(sock.fileno(), self._part.fd, self._part.offset + self._sent, min(rest, CHUNK_BYTES))
+            sent = os.sendfile(sock.fileno(), self._part.fd, self._part.offset + self._sent, min(rest, SENDFILE_BYTES))
             self._sent += sent
             self._short = not sent
         else:

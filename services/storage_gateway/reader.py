@@ -1,7 +1,7 @@
 """Full Blocks from the store into a traffic manager's buffer (spec §4, labels 1-2).
 
-Large blocks go straight from their files where the way there takes files, and are verified where they arrive. Others,
-and those of a batch in which that fails, are read into staging, verified there and then written one-sided.
+Large blocks in the page cache go straight from their files where the way there takes files, and are verified where they
+arrive. Others, and those with which that fails, are read into staging, verified there and then written one-sided.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from services.storage_gateway.waiting import landed
 #: Blocks that are read by one thread in one go and sent as one transfer: many small ones, or one large one.
 BATCH_BYTES = 512 << 10
 #: Blocks of at least so many bytes go straight from their files, about so many bytes as one transfer.
-DIRECT_BYTES, DIRECT_BATCH_BYTES = 256 << 10, 8 << 20
+DIRECT_BYTES, DIRECT_BATCH_BYTES = 256 << 10, 16 << 20
 
 
 @dataclass(slots=True)
@@ -123,87 +123,83 @@ class BlockReader:
         """What delivers the blocks from number first on, and how many of them."""
         if self._direct_blocks and self._transport.takes_files(call.target):
             count = self._num_ready(call.keys[first : first + self._direct_blocks])
-            return self._deliver_directly(call, first, count), count
+            return self._deliver_directly(call, list(range(first, first + count))), count
         slots = await self._lane.take(1, self._num_ready(call.keys[first : first + self._batch_blocks]))
-        return self._deliver_batch(call, first, slots, self._strike(call, first, len(slots))), len(slots)
+        blocks = list(range(first, first + len(slots)))
+        return self._deliver_batch(call, blocks, slots, self._strike(call, blocks)), len(slots)
 
     def _num_ready(self, keys: list[bytes]) -> int:
         """How many blocks to read now: up to the next one that is in flight. The first has been waited for."""
         return next((index for index, key in enumerate(keys) if index and key in self._in_flight), len(keys))
 
-    async def _deliver_directly(self, call: _Delivery, first: int, count: int) -> None:
-        """Out of the files; through staging if that fails, or if a fault is to be suffered there."""
-        rules = self._strike(call, first, count)
-        if any(rules) or not await self._send_files(call, first, count):
-            for index in range(first, first + count):
-                if call.open and not call.missed:
-                    slots = await self._lane.take(1, 1)
-                    await self._deliver_batch(call, index, slots, rules[index - first : index - first + 1])
+    async def _deliver_directly(self, call: _Delivery, blocks: list[int]) -> None:
+        """Out of the files, as far as that goes; the others through staging."""
+        struck = dict(zip(blocks, self._strike(call, blocks), strict=True))
+        if not any(struck.values()):
+            blocks = await self._send_files(call, blocks)
+        while blocks and call.open:
+            slots = await self._lane.take(1, min(len(blocks), self._batch_blocks))
+            batch, blocks = blocks[: len(slots)], blocks[len(slots) :]
+            await self._deliver_batch(call, batch, slots, [struck[block] for block in batch])
 
-    async def _send_files(self, call: _Delivery, first: int, count: int) -> bool:
-        """Whether the blocks that the store has are in place."""
-        parts = await self._store.open_parts(call.keys[first : first + count])
-        found = [(first + index, part) for index, part in enumerate(parts) if part is not None]
-        transfer: Transfer | None = None
+    async def _send_files(self, call: _Delivery, blocks: list[int]) -> list[int]:
+        """Blocks that are not in place afterwards."""
+        parts = await self._store.open_parts([call.keys[block] for block in blocks])
+        found = {block: part for block, part in zip(blocks, parts, strict=True) if part is not None}
         try:
             if found and call.open:
-                offsets = tuple(call.offsets[block] for block, _ in found)
-                batch = FileBatch(tuple(part for _, part in found), call.target, offsets)
-                transfer = self._transport.write_files(batch, Intent.KV_LOAD)
-                call.transfers.add(transfer)
-                await transfer
-                self._store.count_read([part is not None for part in parts])
-            call.missed = call.missed or len(found) < count
+                offsets = tuple(call.offsets[block] for block in found)
+                batch = FileBatch(tuple(found.values()), call.target, offsets)
+                await self._finish(call, self._transport.write_files(batch, Intent.KV_LOAD), list(found))
+                self._store.count_read(len(found))
         except TransferError as error:
             self._log.warning("blocks not sent from their files", request=call.request_id, error=str(error))
-            return False
         finally:
-            if transfer is not None:
-                await transfer.cancel()
-            for _, part in found:
+            for part in found.values():
                 os.close(part.fd)
-        for block, _ in found:
-            call.ok[block] = True
-        return True
+        return [block for block in blocks if not call.ok[block]]
 
-    async def _deliver_batch(self, call: _Delivery, first: int, slots: list[int], rules: list[Fault | None]) -> None:
+    async def _deliver_batch(
+        self, call: _Delivery, blocks: list[int], slots: list[int], rules: list[Fault | None]
+    ) -> None:
         """Owns the slots, beyond the end of the call if the store takes longer."""
         try:
-            there = await self._read_blocks(call, first, slots, rules)
+            there = await self._read_blocks(call, blocks, slots, rules)
             call.missed = call.missed or not all(there)
-            good = [(first + index, slot) for index, slot in enumerate(slots) if there[index]]
+            good = [(block, slot) for block, slot, ok in zip(blocks, slots, there, strict=True) if ok]
             if good and call.open:
-                await self._send(call, good)
+                runs = make_runs(
+                    [self._lane.offset(slot) for _, slot in good],
+                    [call.offsets[block] for block, _ in good],
+                    self._lane.slot_bytes,
+                )
+                transfer = self._transport.write(Batch(self._region, call.target, runs), Intent.KV_LOAD)
+                await self._finish(call, transfer, [block for block, _ in good])
         except TransferError as error:
             call.missed = True
             self._log.warning("blocks not delivered", request=call.request_id, error=str(error))
         finally:
             self._lane.give_back(slots)
 
-    async def _send(self, call: _Delivery, good: list[tuple[int, int]]) -> None:
-        runs = make_runs(
-            [self._lane.offset(slot) for _, slot in good],
-            [call.offsets[block] for block, _ in good],
-            self._lane.slot_bytes,
-        )
-        transfer = self._transport.write(Batch(self._region, call.target, runs), Intent.KV_LOAD)
+    async def _finish(self, call: _Delivery, transfer: Transfer, blocks: list[int]) -> None:
+        """Returns when these blocks are in place. However it ends, nothing is read or written any more then."""
         call.transfers.add(transfer)
-        await transfer
-        for block, _ in good:
+        try:
+            await transfer
+        finally:
+            await transfer.cancel()
+        for block in blocks:
             call.ok[block] = True
 
-    def _strike(self, call: _Delivery, first: int, count: int) -> list[Fault | None]:
+    def _strike(self, call: _Delivery, blocks: list[int]) -> list[Fault | None]:
         """What these blocks have to suffer."""
-        return [
-            self._faults.strike("storage.read", request=call.request_id, block=block)
-            for block in range(first, first + count)
-        ]
+        return [self._faults.strike("storage.read", request=call.request_id, block=block) for block in blocks]
 
     async def _read_blocks(
-        self, call: _Delivery, first: int, slots: list[int], rules: list[Fault | None]
+        self, call: _Delivery, blocks: list[int], slots: list[int], rules: list[Fault | None]
     ) -> list[bool]:
-        """The blocks from number first on into the slots; which of them are there."""
-        keys = call.keys[first : first + len(slots)]
+        """Blocks into the slots; which of them are there."""
+        keys = [call.keys[block] for block in blocks]
         delay_s = max(rule.seconds if rule is not None else 0.0 for rule in rules)
         if delay_s:
             await asyncio.sleep(delay_s)
