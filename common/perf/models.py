@@ -7,13 +7,12 @@ positions does a token attend to": new * cached + new^2 / 2, or less where a spa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from common.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionFlops:
+class AttentionFlops(NamedTuple):
     """Floating-point operations of one layer. indexer: what selects the positions of sparse attention, in 8 bits."""
 
     attention: float

@@ -138,7 +138,12 @@ class Agents:
         key = (f"{player.name}/{index}", player.attempt)
         prompt = player.prompts[index] + made
         request = Request(key, player, prompt, player.hits[index], player.generates[index] - made, player.due)
-        run.clock.at(max(run.clock.now, player.due) + run.overheads.turn_s, run.arrive, request)
+        now = run.clock.now
+        due = max(now, player.due) + run.overheads.turn_s
+        if due > now:
+            run.clock.at(due, run.arrive, request)
+        else:
+            run.arrive(request)
 
     def first_token(self, request: Request) -> None:
         player = request.player

@@ -1,4 +1,7 @@
-"""Packing of a prefill forward, under fixed budgets and, if there is one, the compute quota. Pure (spec §8)."""
+"""Packing of a prefill forward, under fixed budgets and, if there is one, the compute quota. Pure (spec §8).
+
+What is packed are values, though not frozen: there are many, and making a frozen one takes several times as long.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass
 from common.types import RequestKey
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pending:
     """A request whose cached KV (hits and earlier chunks, in tokens) is staged, with miss tokens still to compute."""
 
@@ -17,7 +20,7 @@ class Pending:
     miss: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
     """What one forward computes of a request: new tokens after cached ones. last: nothing is left after it."""
 

@@ -1,4 +1,7 @@
-"""What the policy is told. Engines are known by incarnation, requests by (request_id, attempt)."""
+"""What the policy is told. Engines are known by incarnation, requests by (request_id, attempt).
+
+Values, though not frozen, like the actions: making a frozen one takes several times as long.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from common.errors import ErrorCode
 from common.types import RequestKey, Role
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineJoined:
     """A new engine. node names the machine whose storage NIC it shares, group the engines of its role that are
     scheduled together; capacities as in common.messages.Capacity."""
@@ -21,21 +24,21 @@ class EngineJoined:
     device_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineDraining:
     """Finishes what it has been told to do, takes nothing new."""
 
     engine: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineLeft:
     """Dead or gone: every request on it fails."""
 
     engine: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Load:
     """One engine's report (spec §7), holding until its next one.
 
@@ -55,7 +58,7 @@ class Load:
     heard: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fetched:
     """A group's leader asks for work, for those of its engines that have something new to report. The fetch stays open:
     what arrives later is assigned at once, until the engines are full."""
@@ -63,7 +66,7 @@ class Fetched:
     loads: tuple[Load, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestArrived:
     """A matched request: num_tokens of prompt, hit_tokens of them in storage; num_blocks of staging buffer needed."""
 
@@ -73,28 +76,28 @@ class RequestArrived:
     num_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PrefillEnded:
     """The prefill engine has sent everything on and holds nothing of the request any more."""
 
     key: RequestKey
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KvHandedOver:
     """The KV is in decode device memory; the decode staging buffer is free again."""
 
     key: RequestKey
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestEnded:
     """Finished well; the decode engine has released it."""
 
     key: RequestKey
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestErred:
     """An engine cannot go on with it."""
 
@@ -104,7 +107,7 @@ class RequestErred:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestCancelled:
     """The client went away, or a newer attempt replaces this one."""
 
