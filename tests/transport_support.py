@@ -38,7 +38,7 @@ def run(loop: str, work: Coroutine[Any, Any, Any], seconds: float = 60.0) -> Any
 
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         result = runner.run(watched())
-    assert complaints == []
+    assert complaints == [], complaints
     return result
 
 

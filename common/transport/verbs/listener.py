@@ -34,6 +34,8 @@ from common.wire import PROTOCOL_VERSION
 MAX_CONNECTIONS = 1024
 #: Notices that a writer may have on their way.
 CREDITS = 16
+#: One of so many acknowledgements is signalled, which tells that those before it have gone out as well.
+SIGNAL_EVERY = CREDITS // 2
 #: A writer gets so long to leave a region that is withdrawn, seconds; then its connections are cut off.
 WITHDRAW_S = 2.0
 _WRAP = 1 << 32
@@ -166,7 +168,8 @@ class Serving:
         self._stream = stream
         self._notices = 0  # that have come
         self._unacknowledged = False
-        self._acknowledging = 0  # acknowledgements under way
+        self._acknowledged = 0  # acknowledgements sent
+        self._completed = 0  # of these, how many are known to have gone out
         self._pair = QueuePair(device, self, CREDITS, CREDITS)
         try:
             self._pair.connect(hello.pair, TRAFFIC_CLASSES[hello.traffic_class])
@@ -204,21 +207,18 @@ class Serving:
         self._pair.receive(1)
 
     def sent(self) -> None:
-        self._acknowledging -= 1
+        self._completed += SIGNAL_EVERY
 
-    def drained(self) -> bool:
+    def drained(self) -> None:
         """One acknowledgement for all that has come, as soon as one can be sent."""
-        if not self._unacknowledged:
-            return False
-        if self._acknowledging == CREDITS:
-            return True
+        if not self._unacknowledged or self._acknowledged - self._completed == CREDITS:
+            return
         self._unacknowledged = False
-        self._acknowledging += 1
+        self._acknowledged += 1
         try:
-            self._pair.notify(self._notices % _WRAP)
+            self._pair.notify(self._notices % _WRAP, signalled=self._acknowledged % SIGNAL_EVERY == 0)
         except ConnectionError as error:
             self.failed(str(error))
-        return False
 
     def failed(self, reason: str) -> None:
         get_logger().warning("RDMA connection of a peer failed", reason=reason)

@@ -1,7 +1,7 @@
 """One reliable connected queue pair, with a completion channel on the event loop.
 
-Nothing is polled while nothing happens: the channel's descriptor becomes readable on the next solicited completion, and
-all completions are taken then. A device that is told to spin polls on for a while after each completion instead.
+Nothing is polled while nothing happens: the channel's descriptor becomes readable on the next completion, and all of
+them are taken then. A device that is told to spin polls on for a while after each completion instead.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Owner(Protocol):
     def sent(self) -> None:
         """The next of our own signalled requests has ended: our memory is not read for it any more."""
 
-    def drained(self) -> bool:
-        """No completion is left. Whether the next one of our own requests is to be told at once, too."""
+    def drained(self) -> None:
+        """No completion is left."""
 
     def failed(self, reason: str) -> None:
         """It has ended by itself, and has to be closed."""
@@ -89,9 +89,9 @@ class QueuePair:
         attributes.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE
         self._pair = QP(device.domain, initial, attributes)
         self._receive = _empty_receive(device)
-        self._notice = _empty_send(device)
+        self._notice, self._signalled = _empty_send(device)
         self.receive(receives)
-        self._queue.req_notify(solicited_only=True)
+        self._queue.req_notify()
 
     @property
     def address(self) -> QueuePairAddress:
@@ -146,9 +146,10 @@ class QueuePair:
         if self._device.spin:
             self._spin()
 
-    def notify(self, number: int) -> None:
+    def notify(self, number: int, signalled: bool) -> None:
         """A notice to the peer that writes nothing. ConnectionError."""
         self._notice.imm_data = number
+        self._notice.send_flags = self._signalled if signalled else 0
         self.post(self._notice)
 
     def receive(self, notices: int) -> None:
@@ -181,17 +182,12 @@ class QueuePair:
         if self._device.spin:
             self._spin()
         else:
-            self._drain(tell_all=False)
+            self._wait_for_event()
 
-    def _drain(self, tell_all: bool) -> None:
+    def _wait_for_event(self) -> None:
         """Ask to be told of the next completion, then take those that there are: none can slip through between."""
-        while self._queue is not None:
-            self._queue.req_notify(solicited_only=not tell_all)
-            self._take()
-            # whoever waits for more than the solicited ones has to ask, and to look again
-            if self._queue is None or not self._owner.drained() or tell_all:
-                return
-            tell_all = True
+        self._queue.req_notify()
+        self._take()
 
     def _take(self) -> bool:
         """Hand all completions to the owner, who may close us meanwhile. Whether there were any."""
@@ -201,6 +197,7 @@ class QueuePair:
         while self._queue is not None:
             count, completions = self._queue.poll(POLL_ENTRIES)
             if count <= 0:
+                self._owner.drained()
                 return any_taken
             any_taken = True
             for completion in completions:
@@ -225,13 +222,13 @@ class QueuePair:
             return
         if self._take():
             self._spin_until = time.monotonic() + SPIN_S
-            if self._queue is not None:
-                self._owner.drained()
+        if self._queue is None:
+            return
         if time.monotonic() < self._spin_until:
             self._loop.call_soon(self._spin_once)
         else:
             self._spinning = False
-            self._drain(tell_all=False)
+            self._wait_for_event()
 
 
 @contextmanager
@@ -274,17 +271,19 @@ def _empty_receive(device: Device) -> Any:
     return RecvWR(num_sge=1, sg=[SGE(device.scratch, 1, device.lkey)])
 
 
-def _empty_send(device: Device) -> Any:
-    from pyverbs.enums import IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_SEND_WITH_IMM
+def _empty_send(device: Device) -> tuple[Any, int]:
+    """A notice without bytes, and the send flag that asks for its completion."""
+    from pyverbs.enums import IBV_SEND_SIGNALED, IBV_WR_SEND_WITH_IMM
     from pyverbs.wr import SGE, SendWR
 
-    flags = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED
-    request = SendWR(opcode=IBV_WR_SEND_WITH_IMM, num_sge=1, sg=[SGE(device.scratch, 1, device.lkey)], send_flags=flags)
+    request = SendWR(opcode=IBV_WR_SEND_WITH_IMM, num_sge=1, sg=[SGE(device.scratch, 1, device.lkey)])
     request.num_sge = 0
-    return request
+    return request, IBV_SEND_SIGNALED
 
 
 def _status(status: int) -> str:
-    from pyverbs.cq import wc_status_to_str
+    from pyverbs import enums
 
-    return f"the NIC reports {wc_status_to_str(status)}"
+    names = (name for name in dir(enums) if name.startswith("IBV_WC_") and name.endswith("_ERR"))
+    name = next((name for name in names if getattr(enums, name) == status), f"IBV_WC_{status}")
+    return f"the NIC reports {name.removeprefix('IBV_WC_').lower().replace('_', ' ')}"

@@ -40,7 +40,6 @@ class WorkList:
         from pyverbs.enums import (
             IBV_SEND_INLINE,
             IBV_SEND_SIGNALED,
-            IBV_SEND_SOLICITED,
             IBV_WR_RDMA_WRITE,
             IBV_WR_RDMA_WRITE_WITH_IMM,
         )
@@ -52,10 +51,9 @@ class WorkList:
             request.sg_list = element  # its own copy would be out of reach
         for request, following in pairwise(requests):
             request.next_wr = following
-        last = IBV_SEND_SIGNALED | IBV_SEND_SOLICITED
         requests[-1].opcode = IBV_WR_RDMA_WRITE_WITH_IMM
-        requests[-1].send_flags = last
-        return cls(requests, elements, IBV_SEND_INLINE, last, inline_bytes)
+        requests[-1].send_flags = IBV_SEND_SIGNALED
+        return cls(requests, elements, IBV_SEND_INLINE, IBV_SEND_SIGNALED, inline_bytes)
 
     def aim(self, writes: NDArray[np.int64], lkey: int, rkey: int, notice: int) -> Any:
         """The head of a list that does these writes, [n, 3] of source address, target address and length with n up to
