@@ -16,6 +16,7 @@ from common.config import LogConfig
 from common.errors import ConfigError
 from common.log import setup_logging
 from common.service import Service
+from common.watchdog import WatchedLoop
 
 
 def run_service(
@@ -29,7 +30,7 @@ def run_service(
     """
     setup_logging(log.level, log.format)
     try:
-        return uvloop.run(_run(build, ready_fd, lifeline_fd))
+        return uvloop.run(_run(build, ready_fd, lifeline_fd), loop_factory=WatchedLoop)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -56,6 +57,8 @@ async def _run(build: Callable[[], Service], ready_fd: int | None, lifeline_fd: 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is meant for whoever started us
         loop.add_reader(lifeline_fd, orphaned)
     service = build()
+    if isinstance(loop, WatchedLoop):
+        service.metrics.registry.register(loop.times)
     starting: asyncio.Task[Any] = asyncio.create_task(service.start())
     stopping: asyncio.Task[Any] = asyncio.create_task(stop.wait())
     try:

@@ -15,14 +15,14 @@ from loadgen.bench.side import Side
 
 
 @asynccontextmanager
-async def receiver(layout: Layout) -> AsyncIterator[Side]:
+async def passive(layout: Layout, given: str) -> AsyncIterator[Side]:
     memory = Memory.create("memcpy", layout.region_bytes)
     memory.view[:] = bytes(memory.size)
     yield Side(address=memory.path, memory=memory.view)
 
 
 @asynccontextmanager
-async def sender(layout: Layout, address: str) -> AsyncIterator[Side]:
+async def active(layout: Layout, address: str) -> AsyncIterator[Side]:
     source = Memory.create("memcpy", layout.region_bytes)
     source.view[:] = layout.content().data
     target = Memory.open(address, layout.region_bytes)

@@ -27,14 +27,14 @@ def _engine(memory: Any) -> Any:
 
 
 @asynccontextmanager
-async def receiver(layout: Layout) -> AsyncIterator[Side]:
+async def passive(layout: Layout, given: str) -> AsyncIterator[Side]:
     memory = np.zeros(layout.region_bytes, np.uint8)
     engine = _engine(memory)
     yield Side(address=f"{engine.get_rpc_port()} {memory.ctypes.data}", memory=memory.data)
 
 
 @asynccontextmanager
-async def sender(layout: Layout, address: str) -> AsyncIterator[Side]:
+async def active(layout: Layout, address: str) -> AsyncIterator[Side]:
     memory = layout.content()
     engine = _engine(memory)
     port, start = map(int, address.split())

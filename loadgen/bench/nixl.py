@@ -29,7 +29,7 @@ def _agent(name: str, memory: Any) -> Any:
 
 
 @asynccontextmanager
-async def receiver(layout: Layout) -> AsyncIterator[Side]:
+async def passive(layout: Layout, given: str) -> AsyncIterator[Side]:
     memory = np.zeros(layout.region_bytes, np.uint8)
     agent = _agent("receiver", memory)
     metadata = base64.b64encode(agent.get_agent_metadata()).decode()
@@ -37,7 +37,7 @@ async def receiver(layout: Layout) -> AsyncIterator[Side]:
 
 
 @asynccontextmanager
-async def sender(layout: Layout, address: str) -> AsyncIterator[Side]:
+async def active(layout: Layout, address: str) -> AsyncIterator[Side]:
     memory = layout.content()
     agent = _agent("sender", memory)
     metadata, start = json.loads(address)

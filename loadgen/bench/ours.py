@@ -25,7 +25,8 @@ TRANSFER_S = 60.0
 
 
 @asynccontextmanager
-async def _transport(kind: Literal["tcp", "shm"]) -> AsyncIterator[Transport]:
+async def open_kind(kind: Literal["tcp", "shm"]) -> AsyncIterator[Transport]:
+    """A transport of this kind, started."""
     transport = open_transport(NetworkConfig(transport=kind), "127.0.0.1", Metrics(), Faults([], ""), TRANSFER_S)
     await transport.start()
     try:
@@ -35,8 +36,8 @@ async def _transport(kind: Literal["tcp", "shm"]) -> AsyncIterator[Transport]:
 
 
 @asynccontextmanager
-async def receive(kind: Literal["tcp", "shm"], layout: Layout) -> AsyncIterator[Side]:
-    async with _transport(kind) as transport:
+async def receive(kind: Literal["tcp", "shm"], layout: Layout, given: str) -> AsyncIterator[Side]:
+    async with open_kind(kind) as transport:
         memory = Memory.create("bench", layout.region_bytes)
         memory.view[:] = bytes(memory.size)
         yield Side(address=encode(transport.register(memory)).hex(), memory=memory.view)
@@ -44,7 +45,7 @@ async def receive(kind: Literal["tcp", "shm"], layout: Layout) -> AsyncIterator[
 
 @asynccontextmanager
 async def send(kind: Literal["tcp", "shm"], layout: Layout, address: str) -> AsyncIterator[Side]:
-    async with _transport(kind) as transport:
+    async with open_kind(kind) as transport:
         memory = Memory.create("bench", layout.region_bytes)
         memory.view[:] = layout.content().data
         target: RegionDescriptor = decode(bytes.fromhex(address))
@@ -56,4 +57,4 @@ async def send(kind: Literal["tcp", "shm"], layout: Layout, address: str) -> Asy
         yield Side(move=move)
 
 
-receiver, sender = partial(receive, "tcp"), partial(send, "tcp")
+passive, active = partial(receive, "tcp"), partial(send, "tcp")

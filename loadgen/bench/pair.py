@@ -1,12 +1,13 @@
-"""A sender and a receiver in processes of their own (loadgen.bench.side), and what one move of all pieces takes."""
+"""The two processes of one way (loadgen.bench.side), and what one move of all pieces takes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,20 +29,20 @@ class Measured:
 
     num_bytes: int
     seconds: float
-    sender_cpu_s: float
-    receiver_cpu_s: float
+    active_cpu_s: float
+    passive_cpu_s: float
 
     @property
     def gib_per_s(self) -> float:
         return self.num_bytes / GIB / self.seconds
 
-    def cpu_per_gib(self) -> dict[str, float]:
-        """CPU seconds a GiB, by side."""
+    def cpu_per_gib(self) -> tuple[float, float]:
+        """CPU seconds a GiB: of the active side, and of the passive one."""
         gib = self.num_bytes / GIB
-        return {"sender": self.sender_cpu_s / gib, "receiver": self.receiver_cpu_s / gib}
+        return self.active_cpu_s / gib, self.passive_cpu_s / gib
 
 
-class _Process:
+class Process:
     """One side, spoken to line by line. Whoever starts it must end() it."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
@@ -49,7 +50,8 @@ class _Process:
         self._process = process
 
     @classmethod
-    async def start(cls, module: str, role: str, python: str) -> _Process:
+    async def start(cls, module: str, role: str, python: str = sys.executable) -> Process:
+        """ConfigError if there is no such interpreter."""
         command = [python, "-P", "-m", "loadgen.bench.side", module, role]
         pipe = asyncio.subprocess.PIPE
         try:
@@ -58,9 +60,14 @@ class _Process:
             )
         except OSError as error:
             raise ConfigError(f"{python} cannot be run: {error.strerror}") from None
-        return cls(f"{module} {role}", process)
+        return cls(f"{module}, {role} side", process)
 
-    async def ask(self, line: str, timeout: float) -> Any:
+    async def introduce(self, layout: Layout, given: str) -> str:
+        """Tell it what it is for; its address."""
+        address: str = await self.ask(json.dumps({"layout": asdict(layout), "given": given}), START_S)
+        return address
+
+    async def ask(self, line: str, timeout: float = MOVE_S) -> Any:
         """Its answer. ConfigError, with the last thing that it said, if it ends or is late."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{line}\n".encode())
@@ -72,6 +79,10 @@ class _Process:
         except (TimeoutError, ConnectionError) as error:
             raise ConfigError(f"{self._name}: {type(error).__name__}") from None
         raise ConfigError(f"{self._name} ended: {await self._last_line()}")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     async def _last_line(self) -> str:
         assert self._process.stderr is not None
@@ -85,47 +96,49 @@ class _Process:
 
 
 class Pair:
-    """Both processes, ready to move."""
+    """Both processes, ready to move. holder: the one with the target region; passive: a process id."""
 
-    def __init__(self, layout: Layout, sender: _Process, receiver: _Process) -> None:
+    def __init__(self, layout: Layout, active: Process, passive: int, holder: Process) -> None:
         self._layout = layout
-        self._sender = sender
-        self._receiver = receiver
+        self._active = active
+        self._passive = passive
+        self._holder = holder
 
     async def measure(self, moves: int) -> Measured:
         """So many moves, one after the other."""
-        before = await self._cpu_s()
-        seconds = [await self._sender.ask("move", MOVE_S) for _ in range(moves)]
-        used = [after - then for after, then in zip(await self._cpu_s(), before, strict=True)]
+        before = self._cpu_s()
+        seconds = [await self._active.ask("move") for _ in range(moves)]
+        used = [after - then for after, then in zip(self._cpu_s(), before, strict=True)]
         return Measured(moves * self._layout.region_bytes, sum(seconds), *used)
 
     async def check(self) -> None:
-        """ConfigError unless the receiver holds every piece in its place."""
+        """ConfigError unless every piece is in its place."""
+        await self._active.ask("move")
         expected = xxhash.xxh3_64_hexdigest(self._layout.expected().data)
-        if await self._receiver.ask("digest", MOVE_S) != expected:
+        if await self._holder.ask("digest") != expected:
             raise ConfigError("what arrived is not what was sent")
 
-    async def _cpu_s(self) -> list[float]:
-        return [await process.ask("cpu", MOVE_S) for process in (self._sender, self._receiver)]
+    def _cpu_s(self) -> tuple[float, float]:
+        return process_cpu_s(self._active.pid), process_cpu_s(self._passive)
 
 
 @asynccontextmanager
-async def open_pair(module: str, layout: Layout, python: str = sys.executable) -> AsyncIterator[Pair]:
-    """A pair of this module's sides under that interpreter. ConfigError if it cannot move anything."""
-    processes: list[_Process] = []
-
-    async def start(role: str, address: str) -> Any:
-        process = await _Process.start(module, role, python)
-        processes.append(process)
-        return await process.ask(json.dumps({"layout": asdict(layout), "address": address}), START_S)
-
-    try:
-        address = await start("receiver", "")
-        await start("sender", address)
-        pair = Pair(layout, processes[1], processes[0])
-        await pair.measure(1)
+async def open_pair(
+    module: str, layout: Layout, python: str = sys.executable, given: str = "", pulls: bool = False
+) -> AsyncIterator[Pair]:
+    """A pair of this module's sides under that interpreter, checked. given: to the passive side. pulls: the active side
+    is the one into which everything goes. ConfigError if it cannot move anything."""
+    async with AsyncExitStack() as ends:
+        passive = await Process.start(module, "passive", python)
+        ends.push_async_callback(passive.end)
+        active = await Process.start(module, "active", python)
+        ends.push_async_callback(active.end)
+        await active.introduce(layout, await passive.introduce(layout, given))
+        pair = Pair(layout, active, passive.pid, active if pulls else passive)
         await pair.check()
         yield pair
-    finally:
-        for process in processes:
-            await process.end()
+
+
+def process_cpu_s(pid: int) -> float:
+    """CPU time that a process has used so far, all its threads, to the nanosecond."""
+    return time.clock_gettime(~pid << 3 | 2)  # the clock id of another process's CPU clock, see clock_getcpuclockid(3)

@@ -22,7 +22,7 @@ _ACK = b"k"
 
 
 @asynccontextmanager
-async def receiver(layout: Layout) -> AsyncIterator[Side]:
+async def passive(layout: Layout, given: str) -> AsyncIterator[Side]:
     memory = Memory.create("plain", layout.region_bytes)
     memory.view[:] = bytes(memory.size)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -35,18 +35,19 @@ def _receive(listener: socket.socket, region: memoryview) -> None:
     peer, _ = listener.accept()
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     head = memoryview(bytearray(_HEAD.size))
-    while _fill(peer, head):
+    while receive_exactly(peer, head):
         offset, length, checksum = _HEAD.unpack(head)
         if not length:
             peer.sendall(_ACK)
             continue
         piece = region[offset : offset + length]
-        _fill(peer, piece)
+        receive_exactly(peer, piece)
         if xxhash.xxh3_64_intdigest(piece) != checksum:
             return  # the sender notices that there is no answer
 
 
-def _fill(sock: socket.socket, place: memoryview) -> bool:
+def receive_exactly(sock: socket.socket, place: memoryview) -> bool:
+    """Fill place. False if the stream ends."""
     while place:
         received = sock.recv_into(place, 0, socket.MSG_WAITALL)
         if not received:
@@ -56,7 +57,7 @@ def _fill(sock: socket.socket, place: memoryview) -> bool:
 
 
 @asynccontextmanager
-async def sender(layout: Layout, address: str) -> AsyncIterator[Side]:
+async def active(layout: Layout, address: str) -> AsyncIterator[Side]:
     memory = Memory.create("plain", layout.region_bytes)
     memory.view[:] = layout.content().data
     host, port = address.split(":")

@@ -35,8 +35,8 @@ def ratio(ours: Sequence[Measured], theirs: Sequence[Measured]) -> dict[str, flo
 
 def summary(measured: Sequence[Measured]) -> dict[str, Any]:
     """Rates and CPU time of one way."""
-    cpu = [one.cpu_per_gib() for one in measured]
+    active, passive = zip(*(one.cpu_per_gib() for one in measured), strict=True)
     return {
         "gib_per_s": spread([one.gib_per_s for one in measured]),
-        "cpu_s_per_gib": {side: statistics.median(one[side] for one in cpu) for side in cpu[0]},
+        "cpu_s_per_gib": {"active": statistics.median(active), "passive": statistics.median(passive)},
     }

@@ -6,6 +6,6 @@ from functools import partial
 
 from loadgen.bench.ours import new_event_loop, receive, send
 
-__all__ = ["new_event_loop", "receiver", "sender"]
+__all__ = ["active", "new_event_loop", "passive"]
 
-receiver, sender = partial(receive, "shm"), partial(send, "shm")
+passive, active = partial(receive, "shm"), partial(send, "shm")

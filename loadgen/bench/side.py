@@ -1,11 +1,12 @@
 """One process of a comparison: python -m loadgen.bench.side MODULE ROLE, where MODULE of this package knows how.
 
-Its first line of input is the layout, and the receiver's address where it sends; its first answer is its own
-address. Then each line is a command: "move" (a sender: every piece, until the receiver has
-all of it) with the wall time, "cpu" with the CPU time that the process has used so far, "digest" (a receiver) with the
-digest of what it holds. It ends with its input. Answers are lines of JSON after ANSWER: some libraries print, too.
+The active side begins every move, and its clock counts; the passive one only has to be there. Its first line of input
+is the layout and what it has to know, its first answer what the active side has to know of it. Then each line is a
+command: "move" (active: every piece, until all of it is in place) with the wall time, "digest" with the digest of the
+region into which it all goes, from the side that has it. It ends with its input. Answers are lines of JSON after
+ANSWER: some libraries print, too.
 
-A module has sender(layout, address) and receiver(layout): asynchronous contexts that give a Side.
+A module has active(layout, address) and passive(layout, given): asynchronous contexts that give a Side.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ANSWER = "answer: "
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """address: where the other side finds this one. move: a sender's; memory: a receiver's."""
+    """address: what the active side has to know of a passive one. move: an active side's. memory: the target region."""
 
     address: str = ""
     move: Callable[[], Awaitable[None]] | None = None
@@ -37,9 +38,9 @@ class Side:
 
 
 class Module(Protocol):
-    def sender(self, layout: Layout, address: str) -> AbstractAsyncContextManager[Side]: ...
+    def active(self, layout: Layout, address: str) -> AbstractAsyncContextManager[Side]: ...
 
-    def receiver(self, layout: Layout) -> AbstractAsyncContextManager[Side]: ...
+    def passive(self, layout: Layout, given: str) -> AbstractAsyncContextManager[Side]: ...
 
 
 async def _commands() -> AsyncIterator[str]:
@@ -49,14 +50,12 @@ async def _commands() -> AsyncIterator[str]:
 
 async def _answer(side: Side, command: str) -> Any:
     if command == "move":
-        assert side.move is not None, "a sender's command"
+        assert side.move is not None, "the active side's"
         begun = time.perf_counter()
         await side.move()
         return time.perf_counter() - begun
-    if command == "digest":
-        assert side.memory is not None, "a receiver's command"
-        return xxhash.xxh3_64_hexdigest(side.memory)
-    return time.process_time()
+    assert side.memory is not None, "asked of the other side"
+    return xxhash.xxh3_64_hexdigest(side.memory)
 
 
 def _say(answer: Any) -> None:
@@ -66,8 +65,8 @@ def _say(answer: Any) -> None:
 async def main(module: Module, role: str) -> None:
     first = json.loads(await asyncio.to_thread(sys.stdin.readline))
     layout = Layout(**first["layout"])
-    opened = module.sender(layout, first["address"]) if role == "sender" else module.receiver(layout)
-    async with opened as side:
+    opened = module.active if role == "active" else module.passive
+    async with opened(layout, first["given"]) as side:
         _say(side.address)
         async for command in _commands():
             _say(await _answer(side, command))
