@@ -98,7 +98,7 @@ class ClientRequest:
         self._num_failures = 0
         self._num_sent = 0
         self._started: PrefillStarted | None = None  # the first one counts
-        self._submitted_at = 0.0  # by the loop's clock
+        self.submitted_at = 0.0  # by the loop's clock, which is the monotonic one
         self._first_token_at: float | None = None
         self._reason: FinishReason | None = None
         self._outcome = "cancelled"  # until it ends otherwise
@@ -133,7 +133,7 @@ class ClientRequest:
         if self._started is None or self._first_token_at is None:
             return None
         before = (self._started.scheduling_s, self._started.allocation_s, self._started.read_s)
-        return Timing(*before, max(self._first_token_at - self._submitted_at - sum(before), 0.0))
+        return Timing(*before, max(self._first_token_at - self.submitted_at - sum(before), 0.0))
 
     def close(self) -> None:
         """The client needs no more: cancel what is running and forget the request."""
@@ -191,23 +191,37 @@ class ClientRequest:
         if self._progress.complete and self._reason is not None:
             self._running = False
             self._inbox.put_nowait((self.attempt, self._reason))
-        elif self._progress.gap and self._gap_timer is None:
-            # The first token comes from another engine than the rest, so it may be overtaken; but not by much.
+        elif self._gap_timer is None:
             self._watch_gap()
 
     def _watch_gap(self) -> None:
-        seen = (self.attempt, len(self._progress.tokens))
-        self._gap_timer = self._loop.call_later(self._timeouts.call_s, self._gap_expired, seen)
+        if (missing := self._missing()) is not None:
+            what, patience = missing
+            seen = (self.attempt, len(self._progress.tokens), what)
+            self._gap_timer = self._loop.call_later(patience, self._gap_expired, seen)
 
-    def _gap_expired(self, seen: tuple[int, int]) -> None:
+    def _missing(self) -> tuple[str, float] | None:
+        """What is late, though not for long as yet, and how long it may be; None: nothing is."""
+        tokens, timeouts = self._progress.tokens, self._timeouts
+        if self._progress.gap:
+            # the first token comes from another engine than the rest, so it may be overtaken; but not by much
+            return f"token {len(tokens)}", timeouts.call_s
+        last = len(tokens) >= self._sampling.max_tokens or (tokens and tokens[-1].token in self._stop_ids)
+        if last and self._ended_already() is not None:
+            # the engine announces its blocks first
+            return f"the end after token {len(tokens) - 1}", timeouts.store_s + 2 * timeouts.call_s
+        return None
+
+    def _gap_expired(self, seen: tuple[int, int, str]) -> None:
         self._gap_timer = None
-        if not self._running or not self._progress.gap:
+        missing = self._missing() if self._running else None
+        if missing is None:
             return
-        if seen != (self.attempt, len(self._progress.tokens)):
+        what, patience = missing
+        if seen != (self.attempt, len(self._progress.tokens), what):
             self._watch_gap()  # another gap than the one that was seen
             return
-        detail = f"token {len(self._progress.tokens)} did not arrive within {self._timeouts.call_s:g} s"
-        self.failed(DualPathError(ErrorCode.TRANSFER_FAILED, detail))
+        self.failed(DualPathError(ErrorCode.TRANSFER_FAILED, f"{what} did not arrive within {patience:g} s"))
 
     # -- attempts --
 
@@ -226,7 +240,7 @@ class ClientRequest:
             raise self._too_late()
         self.attempt += 1
         if self.attempt == 0:
-            self._submitted_at = self._loop.time()
+            self.submitted_at = self._loop.time()
         self._progress.restart()
         received = self._progress.tokens
         prompt = self._asked.prompt + pack_tokens(token.token for token in received)

@@ -12,6 +12,7 @@ from common.messages import Finished, PrefillStarted, RequestFailed, Token, Toke
 from common.metrics import Metrics
 from common.model import Manifest
 from common.rpc import Node, Peer
+from common.tracing import ROOT, Tracer
 from services.frontend.admission import Admission
 from services.frontend.client_request import Asked, ClientRequest
 from services.frontend.generation import Generation
@@ -32,11 +33,13 @@ class Requests:
         manifest: Manifest,
         eos_ids: Set[int],
         enrolled: Callable[[], Awaitable[None]],
+        tracer: Tracer,
     ) -> None:
         self.config = config
         self.manifest = manifest
         self.eos_ids = eos_ids
         self.enrolled = enrolled
+        self._tracer = tracer
         self.reply_to = node.endpoint
         self.scheduler = node.link(config.scheduler.control)
         self.retries = metrics.counter("retries", "Attempts after a lost one, by the reason of the loss", ("code",))
@@ -109,8 +112,21 @@ class Requests:
 
     def leave(self, request: ClientRequest, outcome: str) -> None:
         """The request has ended; what still comes of it is stale."""
-        if self._running.pop(request.request_id, None) is not None:
-            self._ended.labels(outcome).inc()
+        if self._running.pop(request.request_id, None) is None:
+            return
+        self._ended.labels(outcome).inc()
+        if request.attempt >= 0:
+            usage = request.usage
+            self._tracer.span(
+                ROOT,
+                request.request_id,
+                request.submitted_at,
+                outcome=outcome,
+                attempts=request.attempt + 1,
+                prompt_tokens=usage.prompt,
+                cached_tokens=usage.cached,
+                completion_tokens=usage.completion,
+            )
 
     # -- messages of engines and the scheduler --
 

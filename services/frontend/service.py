@@ -37,8 +37,8 @@ class Frontend(Service):
         self.url = self._server.bind()
         self.tenants = await asyncio.to_thread(load_tenants, self.config.frontend.api_keys)
         self.model = await asyncio.to_thread(load_model, self.config)
-        model = self.model
-        self.requests = Requests(self.config, self.node, self.metrics, model.manifest, model.eos_ids, self.enrolled)
+        manifest, eos_ids = self.model.manifest, self.model.eos_ids
+        self.requests = Requests(self.config, self.node, self.metrics, manifest, eos_ids, self.enrolled, self.tracer)
         self._server.start(build_app(self), self.fail)
 
     def describe(self, member: Member) -> Member:

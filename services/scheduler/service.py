@@ -37,6 +37,7 @@ from common.messages import (
 from common.rpc import Link, Peer
 from common.service import Service
 from common.types import Request, RequestKey, Role, hit_block_limit
+from services.scheduler.insist import insist
 from services.scheduler.lookup import Lookup
 from services.scheduler.members import Members
 from services.scheduler.policy import (
@@ -215,12 +216,14 @@ class Scheduler(Service):
         for member in members:
             self._tell(member, msg)
 
-    def _tell(self, member: Member, msg: object) -> None:
-        """Send to a member. One that cannot be reached is found dead by its missing heartbeats."""
+    def _tell(self, member: Member, msg: object) -> bool:
+        """Send to a member; whether it went. One that cannot be reached is found dead by its missing heartbeats."""
         try:
             self.node.send_to(member.incarnation.encode(), msg)
         except DualPathError as error:
             self.log.debug("not delivered", member=member.name, type=type(msg).__name__, error=str(error))
+            return False
+        return True
 
     def _on_status(self, msg: GetStatus, peer: Peer) -> Status:
         members = [MemberStatus(member, self.registry.counters(member.incarnation)) for member in self.registry.all()]
@@ -339,7 +342,8 @@ class Scheduler(Service):
                 for member in (decode, prefill):
                     self._started[member.incarnation] = number = self._started.get(member.incarnation, 0) + 1
                     path, hits = action.read_path, live.hit_blocks
-                    self._tell(member, Assign(live.request, prefill, decode, path, hits, pe_blocks, waited_s, number))
+                    msg = Assign(live.request, prefill, decode, path, hits, pe_blocks, waited_s, number)
+                    self._assign(action.key, live, member, msg)
             case CancelOn():
                 engine = self.registry.get(action.engine)
                 if engine is not None:
@@ -349,6 +353,16 @@ class Scheduler(Service):
                 frontend = self.registry.get(live.frontend)
                 if frontend is not None:
                     self._tell(frontend, RequestFailed(*action.key, action.code, action.detail))
+
+    def _assign(self, key: RequestKey, live: _Live, member: Member, msg: Assign) -> None:
+        """An engine that is gone for good is found out by its heartbeats; a repeated assignment changes nothing."""
+        lost = RequestErred(key, member.incarnation, ErrorCode.UNREACHABLE, f"{member.name} was not reached")
+        insist(
+            lambda: self._tell(member, msg),
+            lambda: self._live.get(key) is live and self.registry.get(member.incarnation) is not None,
+            lambda: self._progress(lost),
+            self.config.timeouts.call_s,
+        )
 
     async def drain(self) -> None:
         """Front ends that stay take their requests to the next scheduler, at once: they wait for it. Those that end
