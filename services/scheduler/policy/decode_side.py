@@ -46,16 +46,17 @@ class DecodeSide:
         engine.report(load.seq, load.tok)
         engine.free_tokens = load.free_device_tokens - engine.pending_tokens
         if engine.open:
-            group.tok += engine.tok - before
-            self._ranked(group)
-            self._try(group)
+            if engine.tok != before:
+                group.tok += engine.tok - before
+                self._ranked(group)
+            self._try(group, engine)
         elif engine.name in self.engines:
             engine.open = True
             is_new = not group.engines
             group.engines.append(engine)
             group.tok += engine.tok
             self._ranked(group)
-            self._try(group)
+            self._try(group, engine)
             # a group that opens gets its share of all that waits; an engine may hold what the others could not
             self._give_out_anew(list(self.waiting if is_new else self.queue.values()))
 
@@ -84,10 +85,12 @@ class DecodeSide:
         else:
             self.ranking.remove(group)
 
-    def _try(self, group: Group) -> None:
-        """It has got a new head of its queue, or room."""
+    def _try(self, group: Group, roomier: DecodeEngine | None = None) -> None:
+        """It has got a new head of its queue, or room on an engine."""
         if group.queue:
             self.retry[group] = None
+            if roomier is not None:
+                group.roomier[roomier] = None
 
     # -- requests --
 
@@ -129,7 +132,7 @@ class DecodeSide:
         request.handed_over = True
         engine.free_blocks += request.num_blocks
         engine.pending_tokens -= request.num_tokens
-        self._try(engine.group)
+        self._try(engine.group, engine)
 
     def release(self, request: Request) -> None:
         """It has ended here, well or badly, or leaves its queue."""
@@ -139,7 +142,7 @@ class DecodeSide:
             self.queue.remove(request)
             return
         if engine is None:
-            group.queue.remove(request)
+            _take_out(group, request)
             self._try(group)
         else:
             engine.release(request)
@@ -149,7 +152,7 @@ class DecodeSide:
                 engine.free_blocks += request.num_blocks
                 engine.pending_tokens -= request.num_tokens
                 engine.free_tokens += request.num_tokens
-                self._try(engine.group)
+                self._try(engine.group, engine)
         self._ranked(group)
 
     def assign(self) -> list[Request]:
@@ -163,11 +166,12 @@ class DecodeSide:
                 request = queue.head
                 engines = with_room(group, request)
                 if not engines:
+                    group.refused = request
                     break
                 if limit is None:
                     limit = high_token_threshold(group)
                 engine = choose_engine(engines, request, limit)
-                queue.remove(request)
+                _take_out(group, request)
                 request.decode = engine
                 engine.take(request)
                 engine.turn = next(self._turns)
@@ -176,6 +180,7 @@ class DecodeSide:
                 engine.pending_tokens += request.num_tokens
                 group.tok += request.num_tokens  # from the queue: the group's rank is as before
                 assigned.append(request)
+            group.roomier.clear()
         return assigned
 
 
@@ -186,10 +191,23 @@ def _could_hold(engines: Iterable[DecodeEngine], request: Request) -> bool:
     return False
 
 
+def _take_out(group: Group, request: Request) -> None:
+    """Of its queue."""
+    group.queue.remove(request)
+    if group.refused is request:
+        group.refused = None
+
+
 def with_room(group: Group, request: Request) -> list[DecodeEngine]:
-    """Those that could take it now: mostly none, while requests wait."""
+    """Those that could take it now: mostly none, while requests wait. Of a request that found none, only those need a
+    look that have got more room since."""
     blocks, tokens = request.num_blocks, request.num_tokens
-    return [engine for engine in group.engines if blocks <= engine.free_blocks and tokens < engine.free_tokens]
+    looked_at: Iterable[DecodeEngine] = group.roomier if request is group.refused else group.engines
+    return [
+        engine
+        for engine in looked_at
+        if blocks <= engine.free_blocks and tokens < engine.free_tokens and engine.open
+    ]
 
 
 def high_token_threshold(group: Group) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from common.types import Role
+from services.scheduler.policy.decode_side import with_room
 from services.scheduler.policy.policy import Policy
 from services.scheduler.policy.state import ArrivalQueue, DecodeEngine, Engine, Request
 
@@ -75,5 +76,10 @@ def _check_groups(policy: Policy) -> None:
         assert set(group.engines) == {engine for engine in members if engine.open}
         assert group.tok == sum(engine.tok for engine in group.engines)
         assert group.engines or not group.queue
+        if group.refused is not None:  # nobody but those that have got more room since could take it
+            assert group.refused in set(group.queue.values())
+            refused, group.refused = group.refused, None
+            assert set(with_room(group, refused)) <= set(group.roomier)
+            group.refused = refused
     ranked = {group: (group.tok + group.queue.tokens, group.turn) for group in groups.values() if group.engines}
     assert policy.decode.ranking.keys == ranked

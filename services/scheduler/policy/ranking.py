@@ -28,6 +28,8 @@ class Ranking(Generic[T]):
     def place(self, item: T, key: int, tie: int) -> None:
         """Add an item, or move it."""
         heap, old, entry = self._heap, self._entries.get(item), (key, tie, item)
+        if old is not None and old[0] == key and old[1] == tie:
+            return
         self._entries[item] = entry
         if old is not None and heap[0] is old:
             heapreplace(heap, entry)

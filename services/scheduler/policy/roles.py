@@ -35,7 +35,7 @@ class RolesConfig:
     nodes that a role needs at least, to hold the model.
 
     The others are the same for every cluster and load. period_s: between two decide(). window_s: over which use is
-    averaged, also before anything is decided after a change. memory_s: in which cost is forgotten. busy: a side with so
+    averaged. settle_s: after a change, before anything counts. memory_s: in which cost is forgotten. busy: a side with so
     much of it in use is what the others wait for. dwell_s: a node keeps a role so long. patience: a switch that takes
     so many times what it was to cost is given up. at_once: of the cluster, what may switch together (one node always
     may). worth: of what a node serves, what each further one of these must bring.
@@ -44,7 +44,8 @@ class RolesConfig:
     switch_s: float
     least: int = 1
     period_s: float = 1.0
-    window_s: float = 10.0
+    window_s: float = 3.0
+    settle_s: float = 10.0
     memory_s: float = 300.0
     busy: float = 0.9
     dwell_s: float = 60.0
@@ -86,7 +87,7 @@ class RoleController:
             return []
         averages, config = self._averages, self.config
         seconds = averages.add(view, now, config.window_s)
-        if now - averages.began < config.window_s:
+        if now - averages.began < config.settle_s:
             return []
         sides = averages.sides(view, config.busy)
         gains = {role: gain(sides[role], sides[_OTHER[role]], config) for role in sides}

@@ -86,9 +86,10 @@ class Engine:
 
     def unheard_tokens(self, heard: int | None) -> int:
         """Hit tokens to be read that a report does not know of which has heard of so many started requests."""
-        while self.unheard and (heard is None or self.unheard[0][0] <= heard):
-            self.unheard.popleft()
-        return sum(tokens for _, tokens in self.unheard)
+        unheard = self.unheard
+        while unheard and (heard is None or unheard[0][0] <= heard):
+            unheard.popleft()
+        return sum([tokens for _, tokens in unheard]) if unheard else 0
 
     def report(self, seq: int, tok: int) -> None:
         self.seq = max(seq, self.assigned_seq)
@@ -192,7 +193,8 @@ class ArrivalQueue(OrderedDict[int, "Request"]):
 @dataclass(slots=True, eq=False)
 class Group:
     """Decode engines that are scheduled together. members: how many have joined; engines: those that are open; tok:
-    their sum. queue: requests that wait for one of them."""
+    their sum. queue: requests that wait for one of them. refused: its head, if none of the engines had room for it
+    when it was last tried; roomier: those that have got more since."""
 
     name: str
     turn: int
@@ -200,6 +202,8 @@ class Group:
     engines: list[DecodeEngine] = field(default_factory=list)
     tok: int = 0
     queue: ArrivalQueue = field(default_factory=ArrivalQueue)
+    refused: Request | None = None
+    roomier: dict[DecodeEngine, None] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
