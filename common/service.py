@@ -27,6 +27,7 @@ from common.messages import Member, MemberJoined, MemberLeaving, MemberLeft, Reg
 from common.metrics import Metrics
 from common.pages import pages
 from common.rpc import Link, Node, Peer
+from common.tracing import UNTRACED, open_tracer
 from common.transport.memory import host_identity
 from common.types import Role
 
@@ -45,6 +46,7 @@ class Service:
         self.node_name = config.network.node or name
         self.metrics = Metrics()
         self.faults = Faults(config.faults, name)
+        self.tracer = UNTRACED  # until start()
         self.node = Node(self.incarnation, config.security, self.metrics, self.faults)
         self.members: dict[str, Member] = {}
         self.leaving: set[str] = set()  # members, by incarnation, that finish what they have
@@ -107,6 +109,7 @@ class Service:
 
     async def start(self) -> None:
         """Returns when ready. ConfigError or DualPathError if it cannot become so."""
+        self.tracer = open_tracer(self.config.trace, self.name, self.role.value, self.node_name)
         await self.health.start()
         await self.node.bind(self.control)
         await self.open()
@@ -136,6 +139,7 @@ class Service:
         try:
             await self.shut()
             await self.node.close()
+            await self.tracer.close()
         finally:
             await self.health.close()
             await self.companions.aclose()

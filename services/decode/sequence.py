@@ -16,7 +16,8 @@ from common.types import FinishReason, Request, RequestKey, pack_tokens
 @dataclass(slots=True, eq=False)
 class Sequence:
     """due: when it is given up. tokens: prompt and output so far. num_computed: leading tokens whose KV is in pages (or
-    in the buffer, staged). parent: key of the last full block. finish: set with the last token."""
+    in the buffer, staged). parent: key of the last full block. finish: set with the last token. since: when it became
+    ready, and then when it was handed over."""
 
     assign: Assign
     due: float
@@ -28,6 +29,7 @@ class Sequence:
     delivered: bool = False
     has_first_token: bool = False
     dropped: bool = False
+    since: float = 0.0
     finish: FinishReason | None = None
 
     def __post_init__(self) -> None:

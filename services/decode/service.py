@@ -101,7 +101,8 @@ class DecodeEngine(EngineService[Sequence]):
     def _hand_over_if_ready(self, sequence: Sequence) -> None:
         timeouts = self.config.timeouts
         if sequence.ready:
-            sequence.due = monotonic() + timeouts.request_s
+            sequence.since = monotonic()
+            sequence.due = sequence.since + timeouts.request_s
             self._handoff.put_nowait(sequence)
         else:  # the other of the two follows when the forward is drained: within the prefill engine's own patience
             sequence.due = monotonic() + LAYER_TRANSFERS * timeouts.transfer_s + timeouts.call_s
@@ -159,6 +160,8 @@ class DecodeEngine(EngineService[Sequence]):
             self._free(sequence)
             return
         self.to_scheduler(HandedOver(*sequence.key))
+        self.tracer.span("handoff", request.request_id, sequence.since, pages=len(sequence.pages))
+        sequence.since = monotonic()
         self.fetch()  # device memory that is taken now, and no longer only assigned
         if sequence.finish is not None:
             self._finished(sequence)
@@ -305,6 +308,7 @@ class DecodeEngine(EngineService[Sequence]):
         if self._sequences.pop(sequence.key, None) is None:
             return  # cancelled meanwhile
         assert sequence.finish is not None
+        self.tracer.span("decode", sequence.key[0], sequence.since, tokens=sequence.num_generated)
         self.to_frontend(sequence.request, Finished(*sequence.key, sequence.finish, sequence.num_generated))
         self.to_scheduler(RequestDone(*sequence.key))
         self.fetch()

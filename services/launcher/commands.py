@@ -5,30 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import sys
-from collections.abc import Coroutine
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from common.config import Config, load_config
-from common.errors import ConfigError, DualPathError
+from common.errors import ConfigError
 from common.results import check_result_file
 from common.rundir import RunDirectory
 from common.workload.scaling import DEMO, Selection
 from common.workload.sessions import PACKAGED
 from services import serve
-from services.launcher import configuration, demo, plan, profile, qos, signals
+from services.launcher import demo, operate, plan, profile, qos
 from services.launcher.cluster import Cluster, with_model, with_profile
+from services.launcher.console import ConfigFile, errors, execute, results, say
 from services.launcher.models import get_model
 from services.launcher.rdma import rdma_settings
-from services.launcher.status import get_status, status_table
-
-PIPE_WIDTH = 160
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,7 +31,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Serve a model to agents: prefill and decode engines that both read the KV-cache in storage.",
 )
-results, errors = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH), Console(stderr=True)
 
 
 class Transport(StrEnum):
@@ -48,7 +42,6 @@ class Transport(StrEnum):
     VERBS = "verbs"
 
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration (TOML)", metavar="FILE")]
 ModelOption = Annotated[
     str,
     typer.Option(
@@ -62,16 +55,6 @@ def _progress() -> Progress:
     return Progress(*columns, console=errors)
 
 
-def _run(main: Coroutine[Any, Any, int]) -> None:
-    """Run to the end or to a signal; exit with its status, after one clear line for what the user can mend."""
-    try:
-        status = signals.run(main)
-    except (ConfigError, DualPathError) as error:
-        _say(f"error: {error}")
-        raise typer.Exit(2) from None
-    raise typer.Exit(status)
-
-
 @app.command("up")
 def up_command(
     prefill: Annotated[int, typer.Option(min=1, help="Prefill engines")] = 1,
@@ -81,7 +64,7 @@ def up_command(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Of the HTTP endpoint; 0: any free one")] = None,
 ) -> None:
     """Keep a cluster up on this host, with an OpenAI-compatible endpoint."""
-    _run(_up(prefill, decode, model, config, port))
+    execute(_up(prefill, decode, model, config, port))
 
 
 async def _up(prefill: int, decode: int, spec: str, file: Path | None, port: int | None) -> int:
@@ -91,14 +74,14 @@ async def _up(prefill: int, decode: int, spec: str, file: Path | None, port: int
         async with Cluster(served, prefill, decode, run, progress) as cluster:
             progress.stop()
             name = served.model.name or served.model.profile
-            _say(f"{name} at {cluster.url}/v1 ({prefill} prefill, {decode} decode); Ctrl-C ends it")
-            _say(f"scheduler {cluster.config.scheduler.control}")
-            _say(f"blocks {cluster.config.storage.path}")
-            _say(f"logs {run.path}")
+            say(f"{name} at {cluster.url}/v1 ({prefill} prefill, {decode} decode); Ctrl-C ends it")
+            say(f"scheduler {cluster.config.scheduler.control}")
+            say(f"blocks {cluster.config.storage.path}")
+            say(f"logs {run.path}")
             try:
                 return await _watch(cluster, run)
             except asyncio.CancelledError:
-                _say("stopping")
+                say("stopping")
                 return 0
 
 
@@ -115,7 +98,7 @@ async def _watch(cluster: Cluster, run: RunDirectory) -> int:
     """Report processes that end by themselves; the rest goes on. Returns when none is left."""
     while cluster.alive:
         name, status = await cluster.death()
-        _say(f"{name} ended with status {status}: see {run.keep() / name}.log")
+        say(f"{name} ended with status {status}: see {run.keep() / name}.log")
     return 1
 
 
@@ -136,7 +119,7 @@ def demo_command(
 ) -> None:
     """Replay real agent sessions on a real model, with PE-side reads only and then over both read paths."""
     selection = Selection(max_sessions=max_sessions, max_turns=max_turns, max_context=max_context)
-    _run(_demo(model, demo.Input(sessions, selection, agents), transport, out))
+    execute(_demo(model, demo.Input(sessions, selection, agents), transport, out))
 
 
 async def _demo(spec: str, replayed: demo.Input, transport: str, out: Path | None) -> int:
@@ -158,7 +141,7 @@ async def _demo(spec: str, replayed: demo.Input, transport: str, out: Path | Non
         model = await get_model(spec or config.model.path, progress)
         report = await demo.run_demo(config, model, replayed, run, progress)
         if not demo.passed(report):
-            _say(f"the logs are in {run.keep()}")
+            say(f"the logs are in {run.keep()}")
     results.print(demo.table(report))
     for line in demo.findings(report):
         results.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -186,7 +169,7 @@ def profile_command(
     hit_ratio: Annotated[float, typer.Option(min=0, max=1, callback=_finite, help="Of prompt tokens, for beta")] = 0.95,
 ) -> None:
     """Measure a model on this machine: a predictor of its attention time, and alpha, beta and quota for a cluster."""
-    _run(_profile(model, config, profile.Workload(max_context, repeats, hit_ratio), out))
+    execute(_profile(model, config, profile.Workload(max_context, repeats, hit_ratio), out))
 
 
 async def _profile(spec: str, file: Path | None, workload: profile.Workload, out: Path) -> int:
@@ -239,7 +222,7 @@ def plan_command(
         "slo-tpot": slo_tpot,
         "seed": seed,
     }
-    _run(_plan([f"--{name}={value}" for name, value in asked.items() if value is not None], out))
+    execute(_plan([f"--{name}={value}" for name, value in asked.items() if value is not None], out))
 
 
 async def _plan(arguments: list[str], out: Path | None) -> int:
@@ -254,43 +237,7 @@ async def _plan(arguments: list[str], out: Path | None) -> int:
     return 0 if told["best"] else 1
 
 
-@app.command("status")
-def status_command(config: ConfigFile = None) -> None:
-    """Ask the scheduler who is there."""
-    _run(_status(config))
-
-
-async def _status(file: Path | None) -> int:
-    config = load_config(file)
-    try:
-        status = await get_status(config)
-    except DualPathError as error:
-        raise ConfigError(f"{error}: is a cluster up there? --config FILE names another scheduler") from None
-    results.print(status_table(status))
-    return 0
-
-
-@app.command("config")
-def config_command(
-    config: ConfigFile = None,
-    check: Annotated[bool, typer.Option("--check", help="Say what is wrong, and where; exit status 2 if any")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the effective values and where each comes from")] = False,
-) -> None:
-    """Check or show the configuration: the file and, above it, the environment."""
-    _run(_config(config, show or not check))
-
-
-async def _config(file: Path | None, show: bool) -> int:
-    values, layers, problems = configuration.check(file)
-    for problem in problems:
-        _say(f"error: {problem}")
-    if values is None:
-        return 2
-    for line in configuration.effective(values, layers) if show else ["the configuration is good"]:
-        results.print(line, markup=False, highlight=False, soft_wrap=True)
-    return 0
-
-
+app.add_typer(operate.app)
 app.add_typer(qos.app, name="qos")
 
 
@@ -298,7 +245,3 @@ app.add_typer(qos.app, name="qos")
 def serve_command(context: typer.Context) -> None:
     """Run one process of a cluster: serve ROLE --config FILE [--name NAME]."""
     raise typer.Exit(serve.main(context.args))
-
-
-def _say(line: str) -> None:
-    errors.print(line, markup=False, highlight=False, soft_wrap=True)

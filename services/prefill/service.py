@@ -167,7 +167,13 @@ class PrefillEngine(EngineService[Sequence]):
                 await run.steps.opened(step)
                 run.steps.computed(step)
             return
+        begun = monotonic()
         tokens = await self.backend.prefill(run.batch, run.steps)
+        for piece in run.batch:
+            place, requests = piece.place, len(run.batch)
+            self.tracer.span(
+                "prefill", place.request_id, begun, cached=place.cached, new=place.new, last=place.last, batch=requests
+            )
         if self._lockstep is not None:
             self._lockstep.part(self.forwards.planned)
         if (attention_s := self.backend.attention_s) is not None:

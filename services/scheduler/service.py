@@ -282,7 +282,9 @@ class Scheduler(Service):
         if monotonic() - self._opened_at < timeouts.heartbeat_timeout_s:
             await self._present(timeouts.lookup_s, Role.STORAGE_GATEWAY)  # it comes back to us as everybody does
         if request.hit_tokens is None:
+            asked = monotonic()
             live.hit_blocks = await self._lookup.hit_blocks(request)
+            self.tracer.span("match", request.request_id, asked, blocks=live.hit_blocks)
         else:
             limit = hit_block_limit(request.num_tokens, block_size)
             live.hit_blocks = min(max(request.hit_tokens, 0) // block_size, limit)
@@ -339,9 +341,20 @@ class Scheduler(Service):
                 # the decode side first: its staging is what the prefill side waits for
                 pe_blocks = action.pe_tokens // self.config.model.block_size
                 waited_s = monotonic() - live.since
+                path, hits = action.read_path, live.hit_blocks
+                self.tracer.span(
+                    "queue",
+                    action.key[0],
+                    live.since,
+                    attempt=action.key[1],
+                    prefill=prefill.name,
+                    decode=decode.name,
+                    path=path.value,
+                    hit_blocks=hits,
+                    pe_blocks=pe_blocks,
+                )
                 for member in (decode, prefill):
                     self._started[member.incarnation] = number = self._started.get(member.incarnation, 0) + 1
-                    path, hits = action.read_path, live.hit_blocks
                     msg = Assign(live.request, prefill, decode, path, hits, pe_blocks, waited_s, number)
                     self._assign(action.key, live, member, msg)
             case CancelOn():

@@ -19,6 +19,7 @@ from common.log import get_logger
 from common.messages import Delivered, PeerReleased, PeerStaged, ReadQueue, Ready, Stage, StageFailed
 from common.metrics import Metrics
 from common.rpc import Node
+from common.tracing import UNTRACED, Tracer
 from common.transport.region import RegionDescriptor
 from common.types import RequestKey, split_keys
 from services.traffic_manager.fence import Fence
@@ -45,7 +46,9 @@ class StagedRequests:
         fence: Fence,
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
         tell: Callable[[object], None],
+        tracer: Tracer = UNTRACED,
     ) -> None:
+        self._tracer = tracer
         self.live: dict[RequestKey, Staged] = {}
         self._node = node
         self._slots = slots
@@ -140,10 +143,14 @@ class StagedRequests:
         self._queue_read(len(keys))
         try:
             await self._allocate(staged)
-            staged.allocation_s = monotonic() - began
+            allocated = monotonic()
+            staged.allocation_s = allocated - began
+            self._tracer.span("allocate", plan.request_id, began, allocated, blocks=plan.blocks)
             if keys:
                 await self._read(staged, keys)
-                staged.read_s = monotonic() - began - staged.allocation_s
+                staged.read_s = monotonic() - allocated
+                hits = staged.cached // self._block_size
+                self._tracer.span("read", plan.request_id, allocated, path=plan.path.value, blocks=len(keys), hits=hits)
         except DualPathError as error:
             self._tell(StageFailed(plan.request_id, plan.attempt, error.code, error.message))
             return

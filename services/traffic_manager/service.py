@@ -132,16 +132,17 @@ class TrafficManager(Service):
             self._fence,
             self._spawn_transfer,
             self._tell,
+            self.tracer,
         )
         if msg.role is Role.DECODE:
             self._serve_decode(DecodeRequests(self._buffer, *common), blocks, persist_blocks)
         else:
             self._serve_prefill(PrefillRequests(self.tier, *common), device_memory)
         self.metrics.gauge("buffer_slots_free", "Free slots of the staging buffer").set_function(
-            lambda: self.staging.pool.num_free if self.staging else 0
+            lambda: 0 if self.staging is None else self.staging.pool.num_free
         )
         self.metrics.gauge("buffer_waiting_requests", "Requests that wait for staging slots").set_function(
-            lambda: len(self.staging) if self.staging else 0
+            lambda: 0 if self.staging is None else len(self.staging)
         )
         self.metrics.gauge("tier_blocks", "Blocks kept in the DRAM tier").set_function(lambda: len(self.tier))
         return Attached(blocks, self.incarnation)

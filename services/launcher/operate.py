@@ -1,0 +1,121 @@
+"""The commands of `dualpath` for who operates a cluster: status, top, trace, config."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common.clock import monotonic
+from common.config import Config, load_config
+from common.errors import ConfigError, DualPathError
+from common.messages import Status
+from common.results import check_result_file
+from common.tracing import read_spans
+from services.launcher import configuration, top, trace
+from services.launcher.console import ConfigFile, errors, execute, results, say, tell
+from services.launcher.status import get_status, status_table
+
+app = typer.Typer()
+
+
+@app.command("status")
+def status_command(config: ConfigFile = None) -> None:
+    """Ask the scheduler who is there."""
+    execute(_status(config))
+
+
+async def _status(file: Path | None) -> int:
+    results.print(status_table(await _ask(load_config(file))))
+    return 0
+
+
+async def _ask(config: Config) -> Status:
+    try:
+        return await get_status(config)
+    except DualPathError as error:
+        raise ConfigError(f"{error}: is a cluster up there? --config FILE names another scheduler") from None
+
+
+@app.command("top")
+def top_command(
+    config: ConfigFile = None,
+    interval: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between looks")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print what one interval was like, and end")] = False,
+) -> None:
+    """Watch nodes, queues, NICs and read paths; Ctrl-C ends it."""
+    execute(_top(config, interval, once))
+
+
+async def _top(file: Path | None, interval: float, once: bool) -> int:
+    from rich.live import Live
+
+    config = load_config(file)
+    before, since = await _ask(config), monotonic()
+    with Live(console=results if once else errors, screen=not once, auto_refresh=False, transient=once) as live:
+        while True:
+            await asyncio.sleep(interval)
+            now, at = await _ask(config), monotonic()
+            shown = top.view(before, now, at - since)
+            if once:
+                break
+            live.update(shown, refresh=True)
+            before, since = now, at
+    results.print(shown)
+    return 0
+
+
+@app.command("trace")
+def trace_command(
+    request: Annotated[str, typer.Argument(help="A request's id (X-Request-Id, or the answer's id)")] = "",
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Of the traces", metavar="DIR", show_default="trace.dir")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write trace events for Perfetto or chrome://tracing here", metavar="FILE")
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Show one request's way through the cluster; without a request, the latest ones."""
+    execute(_trace(request, directory, out, config))
+
+
+async def _trace(request: str, directory: Path | None, out: Path | None, file: Path | None) -> int:
+    configured = load_config(file).trace.dir
+    if directory is None and not configured:
+        raise ConfigError("trace.dir is not set: name the directory of the traces with --dir")
+    check_result_file(out)
+    spans = read_spans(directory or Path(configured))
+    if not request:
+        results.print(trace.latest(spans))
+        return 0
+    found = trace.of_request(spans, request)
+    results.print(trace.waterfall(found))
+    if out is not None:
+        out.write_text(json.dumps(trace.chrome_trace(found)) + "\n")
+        say(f"open {out} in https://ui.perfetto.dev or chrome://tracing")
+    return 0
+
+
+@app.command("config")
+def config_command(
+    config: ConfigFile = None,
+    check: Annotated[bool, typer.Option("--check", help="Say what is wrong, and where; exit status 2 if any")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the effective values and where each comes from")] = False,
+) -> None:
+    """Check or show the configuration: the file and, above it, the environment."""
+    execute(_config(config, show or not check))
+
+
+async def _config(file: Path | None, show: bool) -> int:
+    values, layers, problems = configuration.check(file)
+    for problem in problems:
+        say(f"error: {problem}")
+    if values is None:
+        return 2
+    for line in configuration.effective(values, layers) if show else ["the configuration is good"]:
+        tell(line)
+    return 0
