@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -184,10 +185,11 @@ class Fabric:
             namespace, device = self._shaped(node, nic, direction)
             system.batch("tc", shaping.reshape(device, nic, direction, rate), namespace)
 
-    def set_classes(self, on: bool) -> None:
-        """Whether compute NICs tell KV from the rest, or have one queue for all."""
+    def set_classes(self, on: bool, directions: Sequence[Direction] = DIRECTIONS) -> None:
+        """Whether compute NICs tell KV from the rest, or have one queue for all: where they transmit, and where the
+        switch transmits to them."""
         for node in self.layout.shaped:
-            for direction in DIRECTIONS:
+            for direction in directions:
                 namespace, device = transmitter(self.layout, node, "cnic", direction)
                 system.batch("tc", [shaping.classify(device, on)], namespace)
 

@@ -9,6 +9,8 @@ result    kind       offline, online, sweep, compare, ablate, replay ...: a head
           capacity   {system: {"aps", "failed_aps", "bound_aps"}}
           validity   {flag: bool, or {"ok": bool, "detail": str}}: false is shown on top of the page
           bounds     common.perf.bounds.Plan.describe()
+          isolation  {phase: {"n", "p50_us", "p99_us"}}, of `loadgen bench isolation`; its ratios are
+                     PHASE_over_idle_p50 and _p99; network: on what, in words
           exhibits, calibration    of `loadgen paper` (loadgen.paper.exhibit, .calibration)
           scale, workload    str: how the cluster was scaled, what was played
           the rest   (config, seed, versions ...) is shown as it is

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from common.errors import ConfigError
 from loadgen.report_html.balance import balance_figure
+from loadgen.report_html.isolation import isolation_sections, isolations_of
 from loadgen.report_html.jobs import ablation_figure, sweep_figure
 from loadgen.report_html.latency import online_figure, parts_figure
 from loadgen.report_html.paper import exhibits_of, sections
@@ -38,13 +39,14 @@ pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: 12px; }
 def render(results: Sequence[Mapping[str, Any]]) -> str:
     """The whole page. ConfigError if no result holds a run that measured anything."""
     runs = read_runs(results)
-    if not runs and not exhibits_of(results):
+    if not runs and not exhibits_of(results) and not isolations_of(results):
         raise ConfigError("no result holds a run that measured anything: give the files that loadgen wrote with --out")
     body = [
         "<h1>dualpath: experiments</h1>",
         _validity(results, runs),
         *sections(results),
         _systems(runs),
+        *isolation_sections(results),
         _ratios(results),
         _capacity(results),
         *_figures(runs),
@@ -79,8 +81,8 @@ def _validity(results: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> str:
 
 
 def _of_result(result: Mapping[str, Any]) -> list[str]:
-    """Flags of the result itself; those of one without runs are its run's."""
-    return broken_flags(result.get("validity")) if result.get("runs") else []
+    """Flags of the result itself; those of one without runs are its run's, unless it measured something else."""
+    return broken_flags(result.get("validity")) if result.get("runs") or result.get("isolation") else []
 
 
 def _figures(runs: Sequence[Run]) -> Iterable[str]:
@@ -155,4 +157,17 @@ def _origin(result: Mapping[str, Any]) -> str:
     return "".join(lines) + f"</p>\n<details><summary>configuration</summary><pre>{escape(shown)}</pre></details>"
 
 
-_MEASURED = frozenset({"runs", "records", "ratios", "spreads", "bound_ratios", "capacity", "balance", "exhibits"})
+_MEASURED = frozenset(
+    {
+        "runs",
+        "records",
+        "ratios",
+        "spreads",
+        "bound_ratios",
+        "capacity",
+        "balance",
+        "exhibits",
+        "isolation",
+        "rounds",
+    }
+)
