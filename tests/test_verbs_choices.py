@@ -124,6 +124,7 @@ def test_a_window_lets_no_more_through_than_there_are_credits(credits: int, befo
             case 3:
                 assert window.take_over() == min(sent, acknowledged) - over
                 over = min(sent, acknowledged)
+        assert window.waits_for_sent == (acknowledged > sent)
         assert window.open == (len(posted) - over < credits)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from common.config import RdmaConfig
 from common.errors import ConfigError
 from common.transport.memory import Memory
+from common.transport.verbs.constants import constants
 from common.transport.verbs.nics import MTUS, Gid, Place, Port, choose
 from common.transport.verbs.work import WorkList
 
@@ -68,23 +69,21 @@ class Device:
 
     def _register_scratch(self) -> tuple[int, int]:
         """Memory for receives, which have no bytes but must name some; and a first try whether memory can be pinned."""
-        from pyverbs.enums import IBV_ACCESS_LOCAL_WRITE
         from pyverbs.mr import MR
         from pyverbs.pyverbs_error import PyverbsRDMAError
 
         try:
-            self._scratch = MR(self.domain, 4096, IBV_ACCESS_LOCAL_WRITE)
+            self._scratch = MR(self.domain, 4096, constants().IBV_ACCESS_LOCAL_WRITE)
         except PyverbsRDMAError as error:
             raise _refused_registration(4096, error) from None
         return self._scratch.lkey, self._scratch.buf
 
     def register(self, memory: Memory) -> Registration:
         """ConfigError if the host does not let this process pin so much memory."""
-        from pyverbs.enums import IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE
         from pyverbs.mr import MR
         from pyverbs.pyverbs_error import PyverbsRDMAError
 
-        access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE
+        access = constants().IBV_ACCESS_LOCAL_WRITE | constants().IBV_ACCESS_REMOTE_WRITE
         address = np.frombuffer(memory.view, np.uint8).ctypes.data
         try:
             return Registration(MR(self.domain, memory.size, access, address), address)
@@ -131,19 +130,17 @@ def find_ports() -> list[Port]:
 
 
 def _describe(context: Context, name: str, number: int) -> Port:
-    from pyverbs.enums import IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE
-
     port = context.query_port(number)
     gids = tuple(
         Gid(entry.gid_index, entry.gid_str(), _KINDS.get(entry.gid_type, "unknown"))
         for entry in context.query_gid_table(MAX_GIDS)
         if entry.port_num == number
     )
-    ethernet = port.link_layer == IBV_LINK_LAYER_ETHERNET
+    ethernet = port.link_layer == constants().IBV_LINK_LAYER_ETHERNET
     return Port(
         device=name,
         number=number,
-        active=port.state == IBV_PORT_ACTIVE,
+        active=port.state == constants().IBV_PORT_ACTIVE,
         ethernet=ethernet,
         mtu=MTUS[port.active_mtu],
         lid=port.lid,

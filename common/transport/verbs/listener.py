@@ -209,16 +209,19 @@ class Serving:
     def sent(self) -> None:
         self._completed += SIGNAL_EVERY
 
-    def drained(self) -> None:
+    def drained(self) -> bool:
         """One acknowledgement for all that has come, as soon as one can be sent."""
-        if not self._unacknowledged or self._acknowledged - self._completed == CREDITS:
-            return
+        if not self._unacknowledged:
+            return False
+        if self._acknowledged - self._completed == CREDITS:
+            return True
         self._unacknowledged = False
         self._acknowledged += 1
         try:
             self._pair.notify(self._notices % _WRAP, signalled=self._acknowledged % SIGNAL_EVERY == 0)
         except ConnectionError as error:
             self.failed(str(error))
+        return False
 
     def failed(self, reason: str) -> None:
         get_logger().warning("RDMA connection of a peer failed", reason=reason)

@@ -1,7 +1,8 @@
 """One reliable connected queue pair, with a completion channel on the event loop.
 
-Nothing is polled while nothing happens: the channel's descriptor becomes readable on the next completion, and all of
-them are taken then. A device that is told to spin polls on for a while after each completion instead.
+Nothing is polled while nothing happens: the channel's descriptor becomes readable on the next notice of the peer (or
+failure), and all completions are taken then, our own too. A device that is told to spin polls on for a while after each
+completion instead.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from common.transport.classes import TrafficClass
+from common.transport.verbs.constants import constants
 from common.transport.verbs.control import QueuePairAddress
 from common.transport.verbs.device import INLINE_BYTES, Device
 from common.transport.verbs.nics import MTUS
@@ -41,8 +44,8 @@ class Owner(Protocol):
     def sent(self) -> None:
         """The next of our own signalled requests has ended: our memory is not read for it any more."""
 
-    def drained(self) -> None:
-        """No completion is left."""
+    def drained(self) -> bool:
+        """No completion is left. Whether one of our own requests is waited for, which does not come with a notice."""
 
     def failed(self, reason: str) -> None:
         """It has ended by itself, and has to be closed."""
@@ -73,25 +76,26 @@ class QueuePair:
 
     def _open(self, sends: int, receives: int) -> None:
         from pyverbs.cq import CQ, CompChannel
-        from pyverbs.enums import IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_QPT_RC
         from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 
-        device = self._device
+        device, verbs = self._device, constants()
+        self._success, self._received = verbs.IBV_WC_SUCCESS, verbs.IBV_WC_RECV
+        self._signalled, self._solicited = verbs.IBV_SEND_SIGNALED, verbs.IBV_SEND_SOLICITED
         self._channel, self._fd = _open_channel(CompChannel, device)
         # requests that are flushed complete, signalled or not
         self._queue = CQ(device.context, sends + receives, None, self._channel, 0)
         limits = QPCap(
             max_send_wr=sends, max_recv_wr=receives, max_send_sge=1, max_recv_sge=1, max_inline_data=INLINE_BYTES
         )
-        initial = QPInitAttr(qp_type=IBV_QPT_RC, scq=self._queue, rcq=self._queue, cap=limits, sq_sig_all=0)
+        initial = QPInitAttr(qp_type=verbs.IBV_QPT_RC, scq=self._queue, rcq=self._queue, cap=limits, sq_sig_all=0)
         attributes = QPAttr()
         attributes.port_num = device.place.port.number
-        attributes.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE
+        attributes.qp_access_flags = verbs.IBV_ACCESS_LOCAL_WRITE | verbs.IBV_ACCESS_REMOTE_WRITE
         self._pair = QP(device.domain, initial, attributes)
         self._receive = _empty_receive(device)
-        self._notice, self._signalled = _empty_send(device)
+        self._notice = _empty_send(device)
         self.receive(receives)
-        self._queue.req_notify()
+        self._queue.req_notify(solicited_only=True)
 
     @property
     def address(self) -> QueuePairAddress:
@@ -149,7 +153,7 @@ class QueuePair:
     def notify(self, number: int, signalled: bool) -> None:
         """A notice to the peer that writes nothing. ConnectionError."""
         self._notice.imm_data = number
-        self._notice.send_flags = self._signalled if signalled else 0
+        self._notice.send_flags = self._solicited | (self._signalled if signalled else 0)
         self.post(self._notice)
 
     def receive(self, notices: int) -> None:
@@ -185,27 +189,27 @@ class QueuePair:
             self._wait_for_event()
 
     def _wait_for_event(self) -> None:
-        """Ask to be told of the next completion, then take those that there are: none can slip through between."""
-        self._queue.req_notify()
-        self._take()
+        """Ask to be told of the next one, then take those that there are: none can slip through between."""
+        for solicited_only in (True, False):
+            self._queue.req_notify(solicited_only=solicited_only)
+            self._take()
+            if self._queue is None or not self._owner.drained():
+                return
 
     def _take(self) -> bool:
         """Hand all completions to the owner, who may close us meanwhile. Whether there were any."""
-        from pyverbs.enums import IBV_WC_RECV, IBV_WC_SUCCESS
-
         any_taken = False
         while self._queue is not None:
             count, completions = self._queue.poll(POLL_ENTRIES)
             if count <= 0:
-                self._owner.drained()
                 return any_taken
             any_taken = True
             for completion in completions:
                 if self._queue is None:
                     return True
-                if completion.status != IBV_WC_SUCCESS:
+                if completion.status != self._success:
                     self._owner.failed(_status(completion.status))
-                elif completion.opcode & IBV_WC_RECV:
+                elif completion.opcode & self._received:
                     self._owner.noticed(completion.imm_data)
                 else:
                     self._owner.sent()
@@ -222,6 +226,8 @@ class QueuePair:
             return
         if self._take():
             self._spin_until = time.monotonic() + SPIN_S
+            if self._queue is not None:
+                self._owner.drained()
         if self._queue is None:
             return
         if time.monotonic() < self._spin_until:
@@ -271,19 +277,15 @@ def _empty_receive(device: Device) -> Any:
     return RecvWR(num_sge=1, sg=[SGE(device.scratch, 1, device.lkey)])
 
 
-def _empty_send(device: Device) -> tuple[Any, int]:
-    """A notice without bytes, and the send flag that asks for its completion."""
-    from pyverbs.enums import IBV_SEND_SIGNALED, IBV_WR_SEND_WITH_IMM
+def _empty_send(device: Device) -> Any:
     from pyverbs.wr import SGE, SendWR
 
-    request = SendWR(opcode=IBV_WR_SEND_WITH_IMM, num_sge=1, sg=[SGE(device.scratch, 1, device.lkey)])
+    request = SendWR(opcode=constants().IBV_WR_SEND_WITH_IMM, num_sge=1, sg=[SGE(device.scratch, 1, device.lkey)])
     request.num_sge = 0
-    return request, IBV_SEND_SIGNALED
+    return request
 
 
 def _status(status: int) -> str:
-    from pyverbs import enums
-
-    names = (name for name in dir(enums) if name.startswith("IBV_WC_") and name.endswith("_ERR"))
-    name = next((name for name in names if getattr(enums, name) == status), f"IBV_WC_{status}")
+    errors = {number: name for name, number in vars(constants()).items() if re.fullmatch(r"IBV_WC_.*_ERR", name)}
+    name = errors.get(status, f"IBV_WC_{status}")
     return f"the NIC reports {name.removeprefix('IBV_WC_').lower().replace('_', ' ')}"

@@ -25,6 +25,11 @@ class Window:
         """Whether another list may be posted."""
         return self._posted - self._over < self._credits
 
+    @property
+    def waits_for_sent(self) -> bool:
+        """Whether an acknowledged list has not been signalled yet."""
+        return self._acknowledged > self._sent
+
     def post(self) -> int:
         """The number of the next list, for its notice."""
         number = self._posted % _WRAP

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.transport.verbs.constants import constants
+
 #: Work requests of a list: so many writes go out with one doorbell.
 LIST_WRITES = 64
 
@@ -37,23 +39,21 @@ class WorkList:
 
     @classmethod
     def build(cls, inline_bytes: int) -> WorkList:
-        from pyverbs.enums import (
-            IBV_SEND_INLINE,
-            IBV_SEND_SIGNALED,
-            IBV_WR_RDMA_WRITE,
-            IBV_WR_RDMA_WRITE_WITH_IMM,
-        )
         from pyverbs.wr import SGE, SendWR
 
+        verbs = constants()
         elements = [SGE(0, 0, 0) for _ in range(LIST_WRITES)]
-        requests = [SendWR(opcode=IBV_WR_RDMA_WRITE, num_sge=1, sg=[element], send_flags=0) for element in elements]
+        requests = [
+            SendWR(opcode=verbs.IBV_WR_RDMA_WRITE, num_sge=1, sg=[element], send_flags=0) for element in elements
+        ]
         for request, element in zip(requests, elements, strict=True):
             request.sg_list = element  # its own copy would be out of reach
         for request, following in pairwise(requests):
             request.next_wr = following
-        requests[-1].opcode = IBV_WR_RDMA_WRITE_WITH_IMM
-        requests[-1].send_flags = IBV_SEND_SIGNALED
-        return cls(requests, elements, IBV_SEND_INLINE, IBV_SEND_SIGNALED, inline_bytes)
+        last = verbs.IBV_SEND_SIGNALED | verbs.IBV_SEND_SOLICITED
+        requests[-1].opcode = verbs.IBV_WR_RDMA_WRITE_WITH_IMM
+        requests[-1].send_flags = last
+        return cls(requests, elements, verbs.IBV_SEND_INLINE, last, inline_bytes)
 
     def aim(self, writes: NDArray[np.int64], lkey: int, rkey: int, notice: int) -> Any:
         """The head of a list that does these writes, [n, 3] of source address, target address and length with n up to

@@ -264,14 +264,15 @@ class Connection:
         assert self._window is not None
         self._window.sent()
 
-    def drained(self) -> None:
+    def drained(self) -> bool:
         if self._window is None:
-            return
+            return False
         for _ in range(self._window.take_over()):
             flow = self._posted.popleft()
             flow.posted -= 1
             flow.settle()
         self._pump()
+        return self._window.waits_for_sent
 
     def failed(self, reason: str) -> None:
         self.reset(f"{self._address}: {reason}")
