@@ -1,8 +1,18 @@
-"""Counters and gauges of one process: kept by prometheus-client, scraped over HTTP, and carried in heartbeats."""
+"""Counters, gauges and histograms of one process: kept by prometheus-client, scraped over HTTP, sent in heartbeats."""
 
 from __future__ import annotations
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from collections.abc import Sequence
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 EXPOSITION_TYPE = CONTENT_TYPE_LATEST
 
@@ -27,6 +37,10 @@ class Metrics:
             self._gauges[name] = Gauge(f"dualpath_{name}", help, labels, registry=self.registry)
         return self._gauges[name]
 
+    def histogram(self, name: str, help: str, bounds: Sequence[float], labels: tuple[str, ...] = ()) -> Histogram:
+        """A new histogram with these upper bounds."""
+        return Histogram(f"dualpath_{name}", help, labels, buckets=bounds, registry=self.registry)
+
     def observe_process(self, name: str, role: str, node: str) -> None:
         """CPU, memory and file descriptors of this process, and who it is."""
         ProcessCollector(registry=self.registry)
@@ -37,11 +51,12 @@ class Metrics:
         return generate_latest(self.registry)
 
     def snapshot(self) -> dict[str, float]:
-        """Every value by its sample name without the dualpath_ prefix; labels follow in braces."""
+        """Every value by its sample name without the dualpath_ prefix; labels follow in braces. Of a histogram the sum
+        and the count."""
         values = {}
         for family in self.registry.collect():
             for sample in family.samples:
-                if sample.name.endswith("_created"):
+                if sample.name.endswith(("_created", "_bucket")):
                     continue
                 labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
                 name = sample.name.removeprefix("dualpath_")

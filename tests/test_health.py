@@ -18,9 +18,9 @@ from common.config import Config
 from common.errors import ConfigError
 from common.health import Answer, HealthServer, json_answer
 from common.service import Service
-from common.types import Role
 from services.prefill.service import PrefillEngine
 from tests.cluster import Cluster, cluster_config, run_cluster
+from tests.lifecycle_harness import client_of, live_cluster
 
 FAST = {"perf__time_factor": 0.05}
 
@@ -250,15 +250,15 @@ def test_rules_that_can_fail() -> None:
     assert faults_of("dualpath_event_loop_lag_seconds", "gauge", "Lag", {"role"}) == []
 
 
-async def test_metrics_are_named_as_the_field_does(cluster: Cluster) -> None:
-    assert cluster.driver is not None
-    await cluster.driver.generate([5] * 200, 70)
+async def test_metrics_are_named_as_the_field_does(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path) as live, client_of(live) as client:
+        await client.ask([5] * 200, 70, stream=True)
+        assert client.failed == []
+        collected = [family for service in live.services for family in service.metrics.registry.collect()]
     seen: dict[str, tuple[str, set[str]]] = {}
     wrong = {}
-    for service in cluster.services:
-        for family in service.metrics.registry.collect():
-            if family.name.startswith("process_") and family.name != "process_info":
-                continue  # the client library's own
+    for family in collected:
+        if not family.name.startswith("process_"):  # those are the client library's own
             name = f"{family.name}_total" if family.type == "counter" else family.name
             labels = {label for sample in family.samples for label in sample.labels} - {"le"}
             if faults := faults_of(name, family.type, family.documentation, labels):
@@ -266,5 +266,6 @@ async def test_metrics_are_named_as_the_field_does(cluster: Cluster) -> None:
             kind, known = seen.setdefault(name, (family.type, set()))
             assert kind == family.type, f"{name} is a {kind} in one process and a {family.type} in another"
             known |= labels
-    assert not wrong
-    assert {role.value for role in Role} > {"scheduler"} and len(seen) > 30
+    assert not wrong and len(seen) > 40
+    waits = {"first_token", "second_token"}
+    assert {f"dualpath_time_to_{wait}_seconds" for wait in waits} < seen.keys()

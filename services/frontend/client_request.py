@@ -99,7 +99,7 @@ class ClientRequest:
         self._num_sent = 0
         self._started: PrefillStarted | None = None  # the first one counts
         self.submitted_at = 0.0  # by the loop's clock, which is the monotonic one
-        self._first_token_at: float | None = None
+        self.token_times: list[float] = []  # of the first, the second and the last token so far, at most
         self._reason: FinishReason | None = None
         self._outcome = "cancelled"  # until it ends otherwise
         self._deadline_timer = self._loop.call_at(self._deadline, lambda: self.failed(self._too_late()))
@@ -130,10 +130,10 @@ class ClientRequest:
         return Usage(self._asked.num_tokens, self._num_sent, cached, self._timing())
 
     def _timing(self) -> Timing | None:
-        if self._started is None or self._first_token_at is None:
+        if self._started is None or not self.token_times:
             return None
         before = (self._started.scheduling_s, self._started.allocation_s, self._started.read_s)
-        return Timing(*before, max(self._first_token_at - self.submitted_at - sum(before), 0.0))
+        return Timing(*before, max(self.token_times[0] - self.submitted_at - sum(before), 0.0))
 
     def close(self) -> None:
         """The client needs no more: cancel what is running and forget the request."""
@@ -153,11 +153,18 @@ class ClientRequest:
         """Tokens that arrived together."""
         tokens = [new for token in batch for new in self._progress.add(token.index, token)]
         if tokens:
-            if self._first_token_at is None:
-                self._first_token_at = self._loop.time()
-                self._unqueue()
+            self._unqueue()
+            self._note_times(len(self._progress.tokens))
             self._inbox.put_nowait((self.attempt, tokens))
         self._settle()
+
+    def _note_times(self, count: int) -> None:
+        """There are so many tokens now."""
+        now, times = self._loop.time(), self.token_times
+        if not times:
+            times.append(now)
+        if count > 1:
+            times[1:] = [times[1] if len(times) > 1 else now, now]
 
     def prefill_started(self, msg: PrefillStarted) -> None:
         if self._started is None:

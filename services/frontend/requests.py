@@ -13,10 +13,14 @@ from common.metrics import Metrics
 from common.model import Manifest
 from common.rpc import Node, Peer
 from common.tracing import ROOT, Tracer
+from common.types import FinishReason
 from services.frontend.admission import Admission
 from services.frontend.client_request import Asked, ClientRequest
 from services.frontend.generation import Generation
+from services.frontend.latencies import Latencies
 from services.frontend.tenants import EVERYBODY, Tenant
+
+SUCCESS = frozenset(reason.value for reason in FinishReason)
 
 
 class Requests:
@@ -53,6 +57,7 @@ class Requests:
         gauge("queued_tokens", "Prompt tokens of requests whose first token has not come").set_function(
             lambda: self.admission.queued_tokens
         )
+        self._latencies = Latencies(metrics)
         self._ended = metrics.counter("requests", "Client requests that ended, by outcome", ("outcome",))
         self._refused = metrics.counter("requests_refused", "Client calls that found no place, by reason", ("reason",))
         self._stale = metrics.counter("stale_messages", "Messages of attempts that have ended, by type", ("type",))
@@ -115,6 +120,8 @@ class Requests:
         if self._running.pop(request.request_id, None) is None:
             return
         self._ended.labels(outcome).inc()
+        if outcome in SUCCESS:
+            self._latencies.ended(request)
         if request.attempt >= 0:
             usage = request.usage
             self._tracer.span(

@@ -11,6 +11,7 @@ from common.messages import Member
 from common.service import Service
 from common.types import Role
 from services.frontend.api import build_app
+from services.frontend.latencies import TimedAnswers
 from services.frontend.model import ServedModel, load_model
 from services.frontend.requests import Requests
 from services.frontend.server import HttpServer
@@ -39,7 +40,7 @@ class Frontend(Service):
         self.model = await asyncio.to_thread(load_model, self.config)
         manifest, eos_ids = self.model.manifest, self.model.eos_ids
         self.requests = Requests(self.config, self.node, self.metrics, manifest, eos_ids, self.enrolled, self.tracer)
-        self._server.start(build_app(self), self.fail)
+        self._server.start(TimedAnswers(build_app(self), self.metrics), self.fail)
 
     def describe(self, member: Member) -> Member:
         return replace(member, manifest=self.model.manifest)
