@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import re
 import resource
 import struct
@@ -23,6 +24,7 @@ from common.errors import ConfigError
 from common.metrics import Metrics
 from common.transport.verbs.control import Ask, ControlStream, EndOfStream, Hello, QueuePairAddress
 from common.transport.verbs.device import _refused_registration
+from common.transport.verbs.dmabuf import take_over
 from common.transport.verbs.listener import refusal
 from common.transport.verbs.mover import VerbsMover
 from common.transport.verbs.nics import Gid, Place, Port, choose
@@ -307,3 +309,17 @@ def test_configuration() -> None:
     for wrong in ({"mtu": 1500}, {"gid_index": -1}, {"device": "x"}):
         with pytest.raises(ValueError):
             NetworkConfig.model_validate({"rdma": wrong})
+
+
+def test_a_descriptor_is_taken_over_from_another_process() -> None:
+    """How a traffic manager gets at what its engine has exported."""
+    memory = os.memfd_create("exported")
+    os.write(memory, b"of the device")
+    own = take_over(os.getpid(), memory)
+    try:
+        assert own != memory and os.pread(own, 20, 0) == b"of the device"
+    finally:
+        os.close(own)
+        os.close(memory)
+    with pytest.raises(OSError):
+        take_over(os.getpid(), 1 << 20)

@@ -63,8 +63,11 @@ def owner_pid(path: str) -> int:
 class Memory:
     """A shared segment of size bytes; it belongs to whoever made it, who alone grants and revokes.
 
-    view is writable and valid until close(). path leads other processes to it through this one.
+    view is writable and valid until close(). path leads other processes to it through this one. dmabuf: device memory
+    that RDMA reads and writes in its place (common.transport.verbs.dmabuf), a descriptor that stays its giver's.
     """
+
+    dmabuf: int | None = None
 
     def __init__(self, fd: int, size: int) -> None:
         self.size = size

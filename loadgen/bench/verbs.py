@@ -58,6 +58,8 @@ SPEED = Layout(64 << 10, 8 * LIST_WRITES)
 SPEED_ROUNDS = 5
 #: Messages of the two runs of ib_write_bw that are set off against one another.
 FEW, MANY = 200, 2200
+#: Half seconds in which its server has to be there.
+SERVER_TRIES = 40
 
 
 @asynccontextmanager
@@ -201,12 +203,15 @@ def _ib_write_bw(devices: list[tuple[str, int, int, str]], messages: int) -> flo
     common = ["-F", "-s", str(SPEED.size), "-n", str(messages)]
     ends = [[f"--ib-dev={name}", f"--ib-port={port}", f"--gid-index={gid}"] for name, port, gid, _ in (peer, own)]
     with subprocess.Popen(["ib_write_bw", *ends[0], *common], stdout=subprocess.DEVNULL) as server:
-        time.sleep(0.5)
-        begun = time.perf_counter()
-        client = subprocess.run(
-            ["ib_write_bw", *ends[1], *common, peer[3]], capture_output=True, text=True, timeout=120, check=False
-        )
-        seconds = time.perf_counter() - begun
+        for _ in range(SERVER_TRIES):
+            time.sleep(0.5)
+            begun = time.perf_counter()
+            client = subprocess.run(
+                ["ib_write_bw", *ends[1], *common, peer[3]], capture_output=True, text=True, timeout=120, check=False
+            )
+            seconds = time.perf_counter() - begun
+            if "Couldn't connect" not in client.stderr:
+                break
         server.kill()
     if client.returncode:
         raise ConfigError(f"ib_write_bw: {client.stderr.strip() or client.stdout.strip()}")

@@ -80,12 +80,14 @@ class Device:
 
     def register(self, memory: Memory) -> Registration:
         """ConfigError if the host does not let this process pin so much memory."""
-        from pyverbs.mr import MR
+        from pyverbs.mr import MR, DmaBufMR
         from pyverbs.pyverbs_error import PyverbsRDMAError
 
         access = constants().IBV_ACCESS_LOCAL_WRITE | constants().IBV_ACCESS_REMOTE_WRITE
-        address = np.frombuffer(memory.view, np.uint8).ctypes.data
         try:
+            if memory.dmabuf is not None:
+                return Registration(DmaBufMR(self.domain, memory.size, access, memory.dmabuf, 0), 0)
+            address = np.frombuffer(memory.view, np.uint8).ctypes.data
             return Registration(MR(self.domain, memory.size, access, address), address)
         except PyverbsRDMAError as error:
             raise _refused_registration(memory.size, error) from None

@@ -101,9 +101,9 @@ class Connection:
         self.open = True
 
     def add(self, flow: Flow) -> None:
-        self._flows.add(flow)
-        flow.done.add_done_callback(lambda _: self._flows.discard(flow))
         key = flow.job.batch.target.key
+        self._flows.add(flow)
+        flow.done.add_done_callback(lambda _: self._forget(flow, key))
         if key in self._grants:
             self._begin(flow, self._grants[key])
         elif key in self._asked:
@@ -111,6 +111,12 @@ class Connection:
         else:
             self._asked[key] = [flow]
             self._ask(key)
+
+    def _forget(self, flow: Flow, key: bytes) -> None:
+        self._flows.discard(flow)
+        waiting = self._asked.get(key, [])
+        if flow in waiting:
+            waiting.remove(flow)
 
     def expire(self, flow: Flow) -> None:
         """Its deadline has passed. What has been posted can only be ended together with the queue pair."""
@@ -191,7 +197,8 @@ class Connection:
         self._grants.pop(key, None)
         flows = [flow for flow in self._flows if flow.granted is not None and flow.granted.key == key]
         for flow in flows:
-            flow.stop(f"{self._address} refused the write: the region was withdrawn")
+            if flow.lists:
+                flow.stop(f"{self._address} refused the write: the region was withdrawn")
         waiting = [flow.done for flow in flows if not flow.done.done()]
         left = len(waiting)
 
