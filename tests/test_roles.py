@@ -123,7 +123,7 @@ def test_a_switch_is_made_when_its_lack_has_cost_as_much():
     plant = Plant(2, 4, prefill_s=1.0, decode_s=1.0).run(60)
     first, switch = plant.switches[0]
     assert switch.to is PREFILL
-    assert first == pytest.approx(CONFIG.window_s + 12.3, abs=1.0)
+    assert first == pytest.approx(CONFIG.settle_s + 12.3, abs=1.0)
     assert plant.run(600).count(PREFILL) == 3
     assert len(plant.switches) == 1
 

@@ -101,6 +101,8 @@ def result(run: Simulation, cpu_s: float) -> dict[str, Any]:
         "preemptions": sum(e.preemptions for e in run.engines.values() if isinstance(e, DecodeEngine)),
         "simulator": _cost(run, cpu_s),
     }
+    if scenario.roles is not None:
+        told["roles"] = scenario.roles.describe()
     if isinstance(scenario.load, Online):
         told["given_up"] = agents.given_up
         told["verdict"] = verdict(run)

@@ -35,16 +35,16 @@ class RolesConfig:
     nodes that a role needs at least, to hold the model.
 
     The others are the same for every cluster and load. period_s: between two decide(). window_s: over which use is
-    averaged. settle_s: after a change, before anything counts. memory_s: in which cost is forgotten. busy: a side with so
-    much of it in use is what the others wait for. dwell_s: a node keeps a role so long. patience: a switch that takes
-    so many times what it was to cost is given up. at_once: of the cluster, what may switch together (one node always
-    may). worth: of what a node serves, what each further one of these must bring.
+    averaged. settle_s: after a change, before anything counts. memory_s: in which cost is forgotten. busy: a side with
+    so much of it in use is what the others wait for. dwell_s: a node keeps a role so long. patience: a switch that
+    takes so many times what it was to cost is given up. at_once: of the cluster, what may switch together (one node
+    always may). worth: of what a node serves, what each further one of these must bring.
     """
 
     switch_s: float
     least: int = 1
     period_s: float = 1.0
-    window_s: float = 3.0
+    window_s: float = 5.0
     settle_s: float = 10.0
     memory_s: float = 300.0
     busy: float = 0.9
