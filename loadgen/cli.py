@@ -15,7 +15,7 @@ from common.errors import ConfigError
 from common.results import check_result_file
 from common.workload.scaling import Selection, Workload
 from common.workload.sessions import PACKAGED
-from loadgen import planner_cli, simulate_cli
+from loadgen import adapt_cli, planner_cli, simulate_cli
 from loadgen.conduct import errors
 from loadgen.experiments_cli import known, make_setting, register, run_online
 from loadgen.measure import Slo
@@ -170,6 +170,7 @@ register(app)
 planner_cli.register(app)
 paper_cli.register(app)
 simulate_cli.register(app)
+adapt_cli.register(app)
 
 
 def _execute(options: Options, plan: Callable[[Workload], Plan], out: Path | None) -> None:
