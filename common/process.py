@@ -80,7 +80,7 @@ async def _run(build: Callable[[], Service], ready_fd: int | None, lifeline_fd: 
         return 0
     finally:
         stopping.cancel()
-        await service.stop(drain=stop.is_set() and starting.done())
+        await service.stop(drain=stop.is_set())
 
 
 def service_address(service: Service) -> dict[str, Any]:

@@ -122,11 +122,12 @@ class Service:
         self.log.info("started", control=self.node.endpoint, health=self.health.url)
 
     async def stop(self, drain: bool = True) -> None:
-        """Drain (bounded) and close. Safe after a failed start, and a second time."""
+        """Drain (bounded; what has not started has nothing to finish) and close. Safe after a failed start, and a second
+        time."""
         if self._stopped:
             return
         self.draining = self._stopped = True
-        if drain:
+        if drain and self._started_at is not None:
             await self._drain()
         if self._registered and self._enrolment is not None:
             await self._enrolment.leave(final=True)
