@@ -16,6 +16,7 @@ from common.results import check_result_file
 from common.workload.scaling import Selection, Workload
 from common.workload.sessions import PACKAGED
 from loadgen import adapt_cli, planner_cli, simulate_cli
+from loadgen.bench.cli import app as bench
 from loadgen.conduct import errors
 from loadgen.experiments_cli import known, make_setting, register, run_online
 from loadgen.measure import Slo
@@ -167,6 +168,7 @@ def online_command(
 
 
 register(app)
+app.add_typer(bench, name="bench")
 planner_cli.register(app)
 paper_cli.register(app)
 simulate_cli.register(app)

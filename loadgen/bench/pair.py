@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -87,7 +88,8 @@ class Process:
     async def _last_line(self) -> str:
         assert self._process.stderr is not None
         lines = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "without a word"
+        raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return (raised or lines)[-1] if lines else "without a word"
 
     async def end(self) -> None:
         if self._process.returncode is None:

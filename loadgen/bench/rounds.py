@@ -7,19 +7,31 @@ import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from common.errors import ConfigError
 from loadgen.bench.pair import Measured
+
+#: Fewer say nothing.
+MIN_ROUNDS = 3
 
 Turn = Callable[[], Awaitable[Measured]]
 
 
-async def interleaved(turns: Mapping[str, Turn], rounds: int) -> dict[str, list[Measured]]:
-    """What each of them measured, round by round; in each round they go in another order."""
+async def interleaved(
+    turns: Mapping[str, Turn], rounds: int, on_failure: Callable[[str, ConfigError], None]
+) -> dict[str, list[Measured]]:
+    """What each of them measured, round by round; in each round they go in another order. on_failure is told of one
+    that fails, and may raise; if it does not, that one has no further turns."""
     chance = random.Random(0)
+    left = dict(turns)
     measured: dict[str, list[Measured]] = {name: [] for name in turns}
     for _ in range(rounds):
-        for name in chance.sample(list(turns), len(turns)):
-            measured[name].append(await turns[name]())
-    return measured
+        for name in chance.sample(list(left), len(left)):
+            try:
+                measured[name].append(await left[name]())
+            except ConfigError as error:
+                on_failure(name, error)
+                del left[name]
+    return {name: values for name, values in measured.items() if len(values) >= MIN_ROUNDS}
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -29,8 +41,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def ratio(ours: Sequence[Measured], theirs: Sequence[Measured]) -> dict[str, float]:
-    """Our rate over theirs, round by round."""
-    return spread([own.gib_per_s / other.gib_per_s for own, other in zip(ours, theirs, strict=True)])
+    """Our rate over theirs, round by round, as far as both have them."""
+    return spread([own.gib_per_s / other.gib_per_s for own, other in zip(ours, theirs, strict=False)])
 
 
 def summary(measured: Sequence[Measured]) -> dict[str, Any]:
