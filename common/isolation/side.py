@@ -27,6 +27,7 @@ import uvloop
 from common.config import NetworkConfig
 from common.errors import ConfigError
 from common.faults import Faults
+from common.log import setup_logging
 from common.metrics import Metrics
 from common.transport.base import Batch, Intent, TransferError, Transport, make_runs
 from common.transport.memory import Memory
@@ -123,7 +124,8 @@ async def _write_on(transport: Transport, task: Task) -> None:
 
 
 async def ping(task: Task) -> None:
-    chance, round_trips = random.Random(0), []
+    chance = random.Random(0)
+    round_trips: list[float] = []
     async with _transport(task) as transport:
         source = Memory.create("isolation", PING_BYTES)
         batch = Batch(transport.register(source), _target(task), make_runs(0, 0, PING_BYTES))
@@ -161,6 +163,7 @@ def main() -> None:
     threading.Thread(target=_end_with_input, name="lifeline", daemon=True).start()
     if task.role is Role.AWAKE:
         stay_awake()
+    setup_logging("warning", "console")  # to stderr: stdout is for answers
     work = {Role.TARGET: receive, Role.BULK: load, Role.PING: ping}[task.role]
     try:
         uvloop.run(work(task))

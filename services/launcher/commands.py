@@ -22,6 +22,7 @@ from services import serve
 from services.launcher import demo, operate, plan, profile, qos
 from services.launcher.cluster import Cluster, with_model, with_profile
 from services.launcher.console import ConfigFile, errors, execute, results, say
+from services.launcher.doctor.command import doctor
 from services.launcher.models import get_model
 from services.launcher.rdma import rdma_settings
 
@@ -239,6 +240,7 @@ async def _plan(arguments: list[str], out: Path | None) -> int:
 
 app.add_typer(operate.app)
 app.add_typer(qos.app, name="qos")
+app.command("doctor")(doctor)
 
 
 @app.command("serve", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from common.config import QosConfig, load_config
 from common.errors import ConfigError
@@ -17,12 +16,12 @@ from common.perf.units import parse_rate
 from common.qos.infiniband import opensm
 from common.qos.linux import linux
 from common.qos.roce import roce
+from services.launcher.console import ConfigFile, say
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Print the fabric's configuration for this project's traffic classes; nothing is changed.",
 )
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration (TOML): network.qos", metavar="FILE")]
 Device = Annotated[str, typer.Option("--dev", help="Network interface")]
 
 
@@ -62,7 +61,7 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        say(f"error: {error}")
         raise typer.Exit(2) from None
 
 
