@@ -105,7 +105,7 @@ class NetworkConfig(_Section):
     RDMA also a device, NAME or NAME:PORT).
 
     snic_rate, cnic_rate: bytes a second, each way, to which this node's interfaces are paced in user space; 0: they are
-    not.
+    not. tcp_streams: TCP connections to one peer and class at most, for links that one does not fill.
     """
 
     host: str = "127.0.0.1"
@@ -113,6 +113,7 @@ class NetworkConfig(_Section):
     cnic: str = "127.0.0.1"
     snic_rate: Rate = 0.0
     cnic_rate: Rate = 0.0
+    tcp_streams: Annotated[int, Field(gt=0, le=16)] = 1
     transport: Literal["auto", "verbs", "shm", "tcp", "null"] = "auto"
     rdma: RdmaConfig = RdmaConfig()
     qos: QosConfig = QosConfig()

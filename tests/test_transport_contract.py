@@ -159,7 +159,8 @@ def test_local_writes_and_empty_batches(loop: str, kind: str) -> None:
             target, memory = one.region(MIB)
             await one.write(source, target)
             await one.write(source, target, (5, 9, 0))
-            assert one.metrics.snapshot() == {} or one.counted("transport_transfers", intent="kv_load") == 0
+            values = one.metrics.snapshot().items()
+            assert not any(value for name, value in values if name.startswith("transport_"))
             await one.write(source, target, (100, 7, 1000))
             label = "null" if kind == "null" else "local"
             assert one.counted("transport_bytes", intent="kv_load", transport=label) == 1000
@@ -410,21 +411,37 @@ def test_soak(kind: str) -> None:
     run("uvloop", scenario())
 
 
-def test_transfers_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transfers_in_flight_are_bounded_class_by_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full queue refuses at once, keeps no other class out, and shows in its gauges."""
     monkeypatch.setattr("common.transport.endpoint.MAX_TRANSFERS", 3)
 
     async def scenario() -> None:
         async with pair("tcp") as (writer, peer):
             source, _ = writer.region(100, 1)
             target, _ = peer.region(100)
-            transfers = [writer.copy(source, target) for _ in range(3)]
-            with pytest.raises(TransferError, match="in flight"):
-                writer.copy(source, target)
+            transfers = [writer.copy(source, target, intent) for intent in (Intent.KV_LOAD, Intent.PD_HANDOFF) * 2][:3]
+            with pytest.raises(TransferError, match="3 transfers of class kv are in flight"):
+                writer.copy(source, target, Intent.PD_HANDOFF)
+            urgent = writer.copy(source, target, Intent.MODEL_COLLECTIVE)
+            assert queued(writer) == {"collective": (1, 100), "kv": (3, 300), "background": (0, 0)}
+            await urgent
             for transfer in transfers:
                 await transfer
+            await asyncio.sleep(0)
             await writer.copy(source, target)
+            await asyncio.sleep(0)
+            assert queued(writer) == {"collective": (0, 0), "kv": (0, 0), "background": (0, 0)}
 
     run("uvloop", scenario())
+
+
+def queued(end: End) -> dict[str, tuple[float, float]]:
+    """Transfers and bytes in flight, by class."""
+    values = end.metrics.snapshot()
+    return {
+        name: tuple(values[f"transport_queued_{unit}{{nic=,traffic_class={name}}}"] for unit in ("transfers", "bytes"))
+        for name in ("collective", "kv", "background")
+    }  # type: ignore[return-value]
 
 
 @each_loop

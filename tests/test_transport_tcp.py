@@ -21,8 +21,9 @@ from common.config import NetworkConfig
 from common.errors import ConfigError
 from common.faults import Faults
 from common.metrics import Metrics
-from common.transport.base import Batch, Intent, TransferError
+from common.transport.base import Batch, Intent, TransferError, make_runs
 from common.transport.classes import CLASS_OF_INTENT, COLLECTIVE, TRAFFIC_CLASSES, mark
+from common.transport.memory import Memory
 from common.transport.region import RegionDescriptor
 from common.transport.select import open_transport
 from common.transport.tcp_frames import (
@@ -406,6 +407,35 @@ def test_model_collectives_go_before_all_kv() -> None:
     kv = {CLASS_OF_INTENT[intent] for intent in Intent if intent is not Intent.MODEL_COLLECTIVE}
     assert CLASS_OF_INTENT[Intent.MODEL_COLLECTIVE] is COLLECTIVE and COLLECTIVE not in kv
     assert all(low.dscp == 8 and low.priority < COLLECTIVE.priority for low in kv)
+
+
+def test_transfers_side_by_side_take_several_streams_and_one_alone_takes_one() -> None:
+    async def scenario() -> None:
+        network = NetworkConfig(transport="tcp", tcp_streams=3)
+        several = open_transport(network, "127.0.0.1", Metrics(), Faults([], "test"), 20.0)
+        await several.start()
+        async with end("tcp") as peer:
+            target, memory = peer.region(8 * MIB)
+            own = Memory.create("several", 8 * MIB)
+            own.view[:] = noise(8 * MIB).data
+            source = several.register(own)
+            for _ in range(3):
+                await several.write(Batch(source, target, make_runs(0, 0, MIB)), Intent.KV_LOAD)
+            assert num_streams(target) == 1
+            parts = [make_runs(index * MIB, index * MIB, MIB) for index in range(8)]
+            await asyncio.gather(*(_done(several.write(Batch(source, target, runs), Intent.KV_LOAD)) for runs in parts))
+            assert num_streams(target) == 3
+            assert bytes(memory.view) == bytes(own.view)
+            await several.close()
+            own.close()
+
+    run("uvloop", scenario())
+
+
+def num_streams(target: RegionDescriptor) -> int:
+    """Connections to the region's listener."""
+    port = int(target.address.rpartition(":")[2])
+    return sum(bool(one.raddr) and one.raddr.port == port for one in psutil.Process().net_connections("tcp"))
 
 
 def test_both_directions_of_a_stream_ride_in_the_class_of_the_intent() -> None:

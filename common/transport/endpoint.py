@@ -10,12 +10,14 @@ import asyncio
 import secrets
 import time
 from collections.abc import Coroutine, Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from common.faults import Fault, Faults
 from common.metrics import Metrics
 from common.transport.base import Batch, Intent, TransferError, check_runs
+from common.transport.classes import CLASS_OF_INTENT, TRAFFIC_CLASSES
 from common.transport.files import FileBatch, FileJob, check_places
 from common.transport.memory import REGION_KEY_BYTES, Memory, host_identity
 from common.transport.mover import Job, Mover, Region, Regions
@@ -24,7 +26,7 @@ from common.transport.region import RegionDescriptor
 
 J = TypeVar("J", Job, FileJob)
 
-#: Transfers that may be in flight at a time.
+#: Transfers of one class that may be in flight at a time: a flood of one does not keep the others out.
 MAX_TRANSFERS = 4096
 
 
@@ -50,6 +52,14 @@ class TaskTransfer:
         await asyncio.wait({self.task})
 
 
+@dataclass(slots=True)
+class Queue:
+    """Transfers of one class that have begun and not ended."""
+
+    transfers: int = 0
+    num_bytes: int = 0
+
+
 class Endpoint:
     """A Transport. local serves regions registered here, the first of the remote movers that reaches it any other."""
 
@@ -72,6 +82,8 @@ class Endpoint:
         self._transfer_s = transfer_s
         self._open = True
         self._transfers: set[asyncio.Task[None]] = set()
+        self._queues = {traffic_class: Queue() for traffic_class in TRAFFIC_CLASSES}
+        self._show_queues(metrics)
         labels = ("intent", "transport")
         self._bytes = metrics.counter("transport_bytes", "Bytes in place on the other side", labels)
         self._done = metrics.counter("transport_transfers", "Transfers completed", labels)
@@ -125,7 +137,7 @@ class Endpoint:
 
     def write(self, batch: Batch, intent: Intent) -> TaskTransfer:
         """TransferError at once also if no mover reaches the target, or too many transfers are in flight."""
-        self._check_open()
+        self._check_room(intent)
         source = self._regions.get(batch.source.key)
         if source is None:
             raise TransferError("the source region is not registered here")
@@ -135,14 +147,14 @@ class Endpoint:
         runs = batch.runs[batch.runs[:, 2] > 0]
         job = Job(source.memory, replace(batch, runs=runs), intent, time.monotonic() + self._transfer_s)
         users = [source.transfers, *([target.transfers] if target else [])]
-        return self._begin(mover, intent, self._carry(mover, job, self._strike(intent)), users)
+        return self._begin(mover, job, self._carry(mover, job, self._strike(intent)), users)
 
     def takes_files(self, target: RegionDescriptor) -> bool:
         return self._mover(target).takes_files and not self._nics.paced(target)
 
     def write_files(self, batch: FileBatch, intent: Intent) -> TaskTransfer:
         """TransferError at once also if takes_files() is False, or too many transfers are in flight."""
-        self._check_open()
+        self._check_room(intent)
         target = self._regions.get(batch.target.key)
         check_places(batch, target.memory.size if target else batch.target.size)
         if not self.takes_files(batch.target):
@@ -150,25 +162,43 @@ class Endpoint:
         mover = self._mover(batch.target)
         job = FileJob(batch, intent, time.monotonic() + self._transfer_s)
         carry = self._carry_files(mover, job, self._strike(intent))
-        return self._begin(mover, intent, carry, [target.transfers] if target else [])
+        return self._begin(mover, job, carry, [target.transfers] if target else [])
 
-    def _check_open(self) -> None:
-        if not self._open or len(self._transfers) >= MAX_TRANSFERS:
-            raise TransferError("closed" if not self._open else f"{MAX_TRANSFERS} transfers are in flight already")
+    def _check_room(self, intent: Intent) -> None:
+        """TransferError if it cannot begin."""
+        if not self._open:
+            raise TransferError("closed")
+        traffic_class = CLASS_OF_INTENT[intent]
+        if self._queues[traffic_class].transfers >= MAX_TRANSFERS:
+            raise TransferError(f"{MAX_TRANSFERS} transfers of class {traffic_class.name} are in flight already")
+
+    def _show_queues(self, metrics: Metrics) -> None:
+        labels = ("nic", "traffic_class")
+        transfers = metrics.gauge("transport_queued_transfers", "Transfers begun and not ended", labels)
+        num_bytes = metrics.gauge("transport_queued_bytes", "Bytes of transfers begun and not ended", labels)
+        nic = self._nic.name if self._nic is not None else ""
+        for traffic_class, queue in self._queues.items():
+            transfers.labels(nic, traffic_class.name).set_function(partial(getattr, queue, "transfers"))
+            num_bytes.labels(nic, traffic_class.name).set_function(partial(getattr, queue, "num_bytes"))
 
     def _strike(self, intent: Intent) -> Fault | None:
         return self._faults.strike("transfer", type=intent.value)
 
     def _begin(
-        self, mover: Mover, intent: Intent, work: Coroutine[None, None, None], users: list[set[asyncio.Task[None]]]
+        self, mover: Mover, job: Job | FileJob, work: Coroutine[None, None, None], users: list[set[asyncio.Task[None]]]
     ) -> TaskTransfer:
         """users: the transfers of each region that it reads or writes."""
+        intent, queue, num_bytes = job.intent, self._queues[CLASS_OF_INTENT[job.intent]], job.batch.num_bytes
+        queue.transfers += 1
+        queue.num_bytes += num_bytes
         transfer = TaskTransfer(work, f"{mover.name} {intent.value}")
         users = [self._transfers, *users]
         for tasks in users:
             tasks.add(transfer.task)
 
         def ended(task: asyncio.Task[None]) -> None:
+            queue.transfers -= 1
+            queue.num_bytes -= num_bytes
             for tasks in users:
                 tasks.discard(task)
             if task.cancelled() or task.exception() is not None:

@@ -46,5 +46,5 @@ def open_transport(
         if network.rdma.loopback:
             local = Loopback(verbs, local, regions)
     if kind in ("auto", "tcp"):
-        remote.append(TcpMover(host, regions, metrics, transfer_s))
+        remote.append(TcpMover(host, regions, metrics, transfer_s, network.tcp_streams))
     return Endpoint(regions, local, remote, metrics, faults, transfer_s, nic)

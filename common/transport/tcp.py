@@ -31,23 +31,27 @@ from common.transport.tcp_sending import FileFlow, Flow, MemoryFlow
 
 
 class TcpMover(Mover):
-    """A listener for peers' writes, and one stream for each peer address and traffic class that we write to."""
+    """A listener for peers' writes, and streams for each peer address and traffic class that we write to: one, or up to
+    so many while those that there are have work. A transfer is on one of them from its beginning to its end, so its
+    order is kept; transfers side by side get past what one stream carries, which is a window a round trip."""
 
     name = "tcp"
     takes_files = True
 
-    def __init__(self, host: str, regions: Regions, metrics: Metrics, transfer_s: float) -> None:
+    def __init__(self, host: str, regions: Regions, metrics: Metrics, transfer_s: float, streams: int = 1) -> None:
         self._listener = Listener(host, regions, metrics, transfer_s)
         self._transfer_s = transfer_s
-        self._connections: dict[tuple[str, TrafficClass], Connection] = {}
+        self._streams = streams
+        self._connections: dict[tuple[str, TrafficClass], list[Connection]] = {}
         self._numbers = count()
 
     async def start(self) -> None:
         await self._listener.start()
 
     async def close(self) -> None:
-        for connection in list(self._connections.values()):
-            connection.reset("the transport was closed")
+        for connections in list(self._connections.values()):
+            for connection in list(connections):
+                connection.reset("the transport was closed")
         await self._listener.close()
 
     def reaches(self, target: RegionDescriptor) -> bool:
@@ -83,12 +87,17 @@ class TcpMover(Mover):
             raise TransferError(failure)
 
     def _connection(self, address: str, traffic_class: TrafficClass) -> Connection:
+        """The one with the least to do, or another one."""
         key = (address, traffic_class)
-        if key not in self._connections:
-            self._connections[key] = Connection(
-                address, traffic_class, self._transfer_s, ended=lambda: self._forget(key)
-            )
-        return self._connections[key]
+        connections = self._connections.setdefault(key, [])
+        least = min(connections, key=lambda connection: connection.load, default=None)
+        if least is not None and (not least.load or len(connections) >= self._streams):
+            return least
+        opened = Connection(address, traffic_class, self._transfer_s, ended=lambda: self._forget(key, opened))
+        connections.append(opened)
+        return opened
 
-    def _forget(self, key: tuple[str, TrafficClass]) -> None:
-        del self._connections[key]
+    def _forget(self, key: tuple[str, TrafficClass], connection: Connection) -> None:
+        self._connections[key].remove(connection)
+        if not self._connections[key]:
+            del self._connections[key]

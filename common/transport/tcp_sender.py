@@ -41,10 +41,18 @@ class Connection:
         self._writing = False
         self._connecting = self._loop.create_task(self._connect(timeout_s), name=f"connect {address}")
         self.open = True
+        self.load = 0  # bytes of transfers that have not ended
 
     def add(self, flow: Flow) -> None:
+        num_bytes = flow.job.batch.num_bytes
         self._flows.add(flow)
-        flow.done.add_done_callback(lambda _: self._flows.discard(flow))
+        self.load += num_bytes
+
+        def ended(_: object) -> None:
+            self._flows.discard(flow)
+            self.load -= num_bytes
+
+        flow.done.add_done_callback(ended)
         self._ready.append(flow)
         self._watch()
 
