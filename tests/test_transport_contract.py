@@ -419,7 +419,8 @@ def test_transfers_in_flight_are_bounded_class_by_class(monkeypatch: pytest.Monk
         async with pair("tcp") as (writer, peer):
             source, _ = writer.region(100, 1)
             target, _ = peer.region(100)
-            transfers = [writer.copy(source, target, intent) for intent in (Intent.KV_LOAD, Intent.PD_HANDOFF) * 2][:3]
+            of_the_class = (Intent.KV_LOAD, Intent.PD_HANDOFF, Intent.KV_LOAD)
+            transfers = [writer.copy(source, target, intent) for intent in of_the_class]
             with pytest.raises(TransferError, match="3 transfers of class kv are in flight"):
                 writer.copy(source, target, Intent.PD_HANDOFF)
             urgent = writer.copy(source, target, Intent.MODEL_COLLECTIVE)
