@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from services.frontend.detokenize import MAX_HELD_TOKENS, REPLACEMENT, Detokenizer, OutputText, StopStrings
+from services.frontend.detokenize import (
+    MAX_HELD_TOKENS,
+    REPLACEMENT,
+    ByteDetokenizer,
+    Detokenizer,
+    OutputText,
+    Pieces,
+    StopStrings,
+)
+from services.frontend.tokenizer import Tokenizer as ServedTokenizer
 from tests.frontend_harness import EOS, NUM_SPECIAL, byte_tokenizer, encode
 
 TOKENIZER = byte_tokenizer()
+Start = Callable[[Sequence[int]], Pieces]
 
 
 def decode(tokens: Sequence[int]) -> str:
@@ -30,30 +40,46 @@ def raw(data: bytes) -> list[int]:
     return [TOKENIZER.token_to_id(table[byte]) or 0 for byte in data]
 
 
-def pieces(tokens: list[int], context: list[int] | None = None) -> list[str]:
-    detokenizer = Detokenizer(decode, context or [])
+def by_decoding(context: Sequence[int] = ()) -> Pieces:
+    return Detokenizer(decode, context)
+
+
+def by_bytes(context: Sequence[int] = ()) -> Pieces:
+    return ByteDetokenizer(lambda token: BYTES.get(token, b""), context)
+
+
+BYTES = {raw(bytes([byte]))[0]: bytes([byte]) for byte in range(256)}
+both = pytest.mark.parametrize("start", [by_decoding, by_bytes])
+
+
+def pieces(start: Start, tokens: list[int], context: Sequence[int] = ()) -> list[str]:
+    detokenizer = start(context)
     return [*(detokenizer.push(token) for token in tokens), detokenizer.finish()]
 
 
-def test_a_character_is_shown_when_its_last_byte_is_there() -> None:
-    assert pieces(encode("aé😀b")) == ["a", "", "é", "", "", "", "😀", "b", ""]
+@both
+def test_a_character_is_shown_when_its_last_byte_is_there(start: Start) -> None:
+    assert pieces(start, encode("aé😀b")) == ["a", "", "é", "", "", "", "😀", "b", ""]
 
 
-@given(st.binary(max_size=60))
-def test_any_bytes_join_up_to_what_decoding_all_at_once_gives(data: bytes) -> None:
+@both
+@given(data=st.binary(max_size=60))
+def test_any_bytes_join_up_to_what_decoding_all_at_once_gives(start: Start, data: bytes) -> None:
     tokens = raw(data)
     assert decode(tokens) == data.decode("utf-8", "replace")
-    assert "".join(pieces(tokens)) == decode(tokens)
+    assert "".join(pieces(start, tokens)) == decode(tokens)
 
 
-@given(st.integers(0, 12), st.text(alphabet="😀é€a", min_size=1, max_size=4))
-def test_garbage_is_not_held_for_ever_and_hides_no_character_after_it(garbage: int, text: str) -> None:
-    shown = pieces(raw(b"\x80" * garbage + text.encode()))
+@both
+@given(garbage=st.integers(0, 12), text=st.text(alphabet="😀é€a", min_size=1, max_size=4))
+def test_garbage_is_not_held_for_ever_and_hides_no_character_after_it(start: Start, garbage: int, text: str) -> None:
+    shown = pieces(start, raw(b"\x80" * garbage + text.encode()))
     assert "".join(shown) == REPLACEMENT * garbage + text
 
 
-def test_garbage_is_released_as_it_grows() -> None:
-    shown = pieces(raw(b"\xff" * 40))
+@both
+def test_garbage_is_released_as_it_grows(start: Start) -> None:
+    shown = pieces(start, raw(b"\xff" * 40))
     waiting = longest = 0
     for piece in shown:
         waiting = 0 if piece else waiting + 1
@@ -61,13 +87,15 @@ def test_garbage_is_released_as_it_grows() -> None:
     assert longest <= MAX_HELD_TOKENS
 
 
-def test_a_character_that_the_prompt_began_is_completed() -> None:
+@both
+def test_a_character_that_the_prompt_began_is_completed(start: Start) -> None:
     prompt, output = raw("€".encode()[:2]), raw("€".encode()[2:])
-    assert "".join(pieces(output, context=prompt)) == "€"
+    assert "".join(pieces(start, output, context=prompt)) == "€"
 
 
-def test_special_tokens_are_no_text() -> None:
-    assert "".join(pieces([*encode("ab"), EOS, *encode("c")])) == "abc"
+@both
+def test_special_tokens_are_no_text(start: Start) -> None:
+    assert "".join(pieces(start, [*encode("ab"), EOS, *encode("c")])) == "abc"
 
 
 def test_the_space_between_prompt_and_output_stays() -> None:
@@ -134,7 +162,7 @@ def test_held_text_is_short() -> None:
 
 
 def test_stop_strings_do_not_count_among_the_first_min_tokens() -> None:
-    text = OutputText(decode, [], ["ab"], min_tokens=3)
+    text = OutputText(Detokenizer(decode), ["ab"], min_tokens=3)
     assert "".join(text.push(token) for token in encode("abab")) == "abab"
     assert not text.stopped
     assert [text.push(token) for token in encode("ab")] == ["", ""]
@@ -142,7 +170,7 @@ def test_stop_strings_do_not_count_among_the_first_min_tokens() -> None:
 
 
 def test_a_stop_string_that_the_last_held_bytes_complete() -> None:
-    text = OutputText(decode, [], [REPLACEMENT])
+    text = OutputText(Detokenizer(decode), [REPLACEMENT])
     assert text.push(raw(b"\xe2")[0]) == ""
     assert text.finish() == ""
     assert text.stopped
@@ -150,3 +178,23 @@ def test_a_stop_string_that_the_last_held_bytes_complete() -> None:
 
 def test_the_harness_knows_every_byte() -> None:
     assert sorted(raw(bytes(range(256)))) == list(range(NUM_SPECIAL, NUM_SPECIAL + 256))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> ServedTokenizer:
+    """Byte-level, with added tokens of all kinds: characters that stand for no byte, or for another one than theirs."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in ("<tool>", "<｜end▁of｜>", "né", "Ġx", "a b")])
+    tokenizer.add_special_tokens([AddedToken("<｜hidden｜>", special=True)])
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return ServedTokenizer(path)
+
+
+@given(tokens=st.lists(st.one_of(st.integers(0, 264), st.integers(259, 264)), max_size=12))
+def test_any_tokens_of_a_served_vocabulary_join_up_to_what_decoding_gives(
+    served: ServedTokenizer, tokens: list[int]
+) -> None:
+    detokenizer = served.detokenizer([])
+    assert isinstance(detokenizer, ByteDetokenizer)
+    assert "".join([*map(detokenizer.push, tokens), detokenizer.finish()]) == served.decode(tokens)

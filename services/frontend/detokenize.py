@@ -6,7 +6,9 @@ however the tokens arrive.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 #: What decoding shows for bytes that are not UTF-8, among them a character that has not arrived in full.
 REPLACEMENT = "\ufffd"
@@ -18,13 +20,45 @@ Decode = Callable[[Sequence[int]], str]
 """Token ids -> text."""
 
 
-def no_text(tokens: Sequence[int]) -> str:
-    """The Decode of a model without a tokenizer."""
-    return ""
+class Pieces(Protocol):
+    """Text of a growing token sequence."""
+
+    def push(self, token: int) -> str:
+        """The text that this token completes."""
+
+    def finish(self) -> str:
+        """What was held back and will not be completed any more."""
+
+
+class NoText:
+    """Of a model without a tokenizer."""
+
+    def push(self, token: int) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+class ByteDetokenizer:
+    """Where each token stands for the same bytes everywhere, text is these bytes as UTF-8. text_bytes: of one token.
+    context: the end of the prompt, which may be the begin of a character."""
+
+    def __init__(self, text_bytes: Callable[[int], bytes], context: Sequence[int] = ()) -> None:
+        self._text_bytes = text_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for token in context:
+            self.push(token)
+
+    def push(self, token: int) -> str:
+        return self._decoder.decode(self._text_bytes(token))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
 
 
 class Detokenizer:
-    """Text of a growing token sequence.
+    """Where it depends on what is around a token, only decoding tells.
 
     Only a short window is decoded each time: the tokens released last, as context (some tokenizers drop the space in
     front of the first token), and those after them. context: the end of the prompt.
@@ -37,7 +71,6 @@ class Detokenizer:
         self._released = len(decode(self._window).rstrip(REPLACEMENT))
 
     def push(self, token: int) -> str:
-        """The text that this token completes."""
         self._window.append(token)
         text = self._decode(self._window)
         if not text.endswith(REPLACEMENT):
@@ -49,7 +82,6 @@ class Detokenizer:
         return ""
 
     def finish(self) -> str:
-        """What was held back and will not be completed any more."""
         return self._decode(self._window)[self._released :]
 
     def _restart(self, context: list[int]) -> None:
@@ -103,10 +135,11 @@ class StopStrings:
 
 
 class OutputText:
-    """The text of one request's output. min_tokens: stop strings do not count in the text of so many first tokens."""
+    """The text of one request's output. pieces: at its begin. min_tokens: stop strings do not count in the text of so
+    many first tokens."""
 
-    def __init__(self, decode: Decode, prompt_end: Sequence[int], stops: Sequence[str], min_tokens: int = 0) -> None:
-        self._detokenizer = Detokenizer(decode, prompt_end)
+    def __init__(self, pieces: Pieces, stops: Sequence[str], min_tokens: int = 0) -> None:
+        self._detokenizer = pieces
         self._stops = StopStrings(stops)
         self._min_tokens = min_tokens
         self._num_tokens = 0

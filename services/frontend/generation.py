@@ -9,15 +9,13 @@ from dataclasses import replace
 from common.messages import Token
 from common.types import FinishReason, pack_tokens
 from services.frontend.client_request import Asked, ClientRequest
-from services.frontend.detokenize import OutputText, no_text
+from services.frontend.detokenize import NoText, OutputText
 from services.frontend.errors import ApiError
 from services.frontend.limits import check_prompt, check_sequences, check_token_ids, resolve_sampling
 from services.frontend.model import ServedModel
 from services.frontend.schema import GenerationRequest
 from services.frontend.updates import Update, Usage
 
-#: Tokens of the prompt's end that the text of the output may depend on.
-CONTEXT_TOKENS = 6
 SEEDS = 2**63
 
 
@@ -124,9 +122,9 @@ def _of_prompt(
     hit_tokens: int | None,
 ) -> Iterator[Asked]:
     sampling = resolve_sampling(body, len(prompt), limit, model.vocab_size, default_max_tokens)
-    decode = no_text if model.tokenizer is None else model.tokenizer.decode
     packed = pack_tokens(prompt)
     for number in range(n):
-        text = OutputText(decode, prompt[-CONTEXT_TOKENS:], body.stop, sampling.min_tokens)
+        pieces = NoText() if model.tokenizer is None else model.tokenizer.detokenizer(prompt)
+        text = OutputText(pieces, body.stop, sampling.min_tokens)
         seeded = replace(sampling, seed=(sampling.seed + number) % SEEDS)
         yield Asked(packed, seeded, text, hit_tokens, salt)

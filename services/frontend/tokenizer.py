@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders
 
 from common.errors import ConfigError
+from services.frontend.detokenize import ByteDetokenizer, Detokenizer, Pieces
 
 #: Longer texts, in characters, are tokenized in a thread, of which so many work at a time.
 INLINE_CHARACTERS = 8_192
 MAX_THREADS = 2
+#: Tokens of a prompt's end that the text of the output may depend on.
+CONTEXT_TOKENS = 6
 #: A byte of its own, and a space, in the vocabularies that SentencePiece makes.
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 SPACE_PIECE = "\u2581"
@@ -31,8 +35,11 @@ class Tokenizer:
             raise ConfigError(f"{path} is not a tokenizer: {error}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._byte_level = b"ByteLevel" in self._tokenizer.decoder.__getstate__() if self._tokenizer.decoder else False
-        self._added = self._tokenizer.get_added_tokens_decoder().keys()
+        self._byte_level = isinstance(self._tokenizer.decoder, decoders.ByteLevel)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._added = added.keys()
+        self._special = {token for token, what in added.items() if what.special}
+        self._text_bytes: dict[int, bytes] = {}  # of tokens that were asked for; bounded by the vocabulary
         self._threads = asyncio.Semaphore(MAX_THREADS)
         release_free_memory()
 
@@ -48,16 +55,29 @@ class Tokenizer:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
         return text
 
+    def detokenizer(self, prompt: Sequence[int]) -> Pieces:
+        """For the output that follows this prompt."""
+        end = prompt[-CONTEXT_TOKENS:]
+        return ByteDetokenizer(self._shown_bytes, end) if self._byte_level else Detokenizer(self.decode, end)
+
+    def _shown_bytes(self, token: int) -> bytes:
+        """Of a byte-level vocabulary; special tokens are not shown."""
+        shown = self._text_bytes.get(token)
+        if shown is None:
+            shown = self._text_bytes[token] = b"" if token in self._special else self.token_bytes(token)
+        return shown
+
     def token_bytes(self, token: int) -> bytes:
         """What one token by itself stands for in UTF-8 text, which may be part of a character. Special tokens: their
         names; ids that no token has: nothing."""
         piece: str | None = self._tokenizer.id_to_token(token)
         if piece is None:
             return b""
+        if self._byte_level:  # an added token may have characters that stand for no byte: it is then taken as it is
+            known = all(character in _BYTES for character in piece)
+            return bytes(_BYTES[character] for character in piece) if known else piece.encode()
         if token in self._added:
             return piece.encode()
-        if self._byte_level:
-            return bytes(_BYTES[character] for character in piece)
         if match := BYTE_PIECE.fullmatch(piece):
             return bytes.fromhex(match[1])
         return piece.replace(SPACE_PIECE, " ").encode()
