@@ -200,4 +200,5 @@ def test_tool_time_is_kept() -> None:
 def test_overheads_are_added_to_every_turn() -> None:
     slower = scenario(agents=1, turns=1, overheads=Overheads(turn_s=0.5))
     plain = simulate(scenario(agents=1, turns=1))["ttft_ms"]["mean"]
-    assert simulate(slower)["ttft_ms"]["mean"] == approx(plain + 500 - 5, abs=0.01)  # engines have reported by then
+    assert simulate(slower)["ttft_ms"]["mean"] == approx(plain + 500 - 1e3 * Overheads().report_s, abs=0.01)
+    # less the first report of the engines, which they have made by then

@@ -6,7 +6,7 @@ engine that stands for several GPUs gets, at best, that many times the throughpu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from common.perf.hardware import Hardware
@@ -35,13 +35,18 @@ class ComputeModel:
 
     def prefill_attention_s(self, cached: int, new: int) -> float:
         """Attention of one request in all layers, on its one GPU."""
+        return self.prefill_attention(cached, new)
+
+    @property
+    def prefill_attention(self) -> Callable[[float, float], float]:
+        """prefill_attention_s, for whoever calls it often."""
         efficiency = self.hardware.efficiency
         kind = {
             "gqa": efficiency.prefill_gqa,
             "mla": efficiency.prefill_mla,
             "dsa": efficiency.prefill_dsa,
         }[self.model.attention.kind]
-        return self._attention_s(cached, new, kind)
+        return self._attention(kind)
 
     def prefill_linear_s(self, tokens: float) -> float:
         """Everything else in all layers, of a batch with `tokens` new tokens; 0 for none."""
@@ -57,7 +62,12 @@ class ComputeModel:
 
     def decode_attention_s(self, context: float) -> float:
         """Attention of one sequence in all layers, for one token more: of `context` tokens with the new one."""
-        return self._attention_s(context - 1, 1, self.hardware.efficiency.decode_attention)
+        return self._attention(self.hardware.efficiency.decode_attention)(context - 1, 1)
+
+    @property
+    def decode_attention(self) -> Callable[[float, float], float]:
+        """(cached, new) -> seconds: decode_attention_s, for whoever calls it often."""
+        return self._attention(self.hardware.efficiency.decode_attention)
 
     def decode_linear_s(self, sequences: int) -> float:
         """Everything else of a step that makes one token more for so many sequences."""
@@ -93,14 +103,23 @@ class ComputeModel:
     def _hbm_rate(self) -> float:
         return self.hardware.hbm_rate * self.hardware.efficiency.hbm
 
-    def _attention_s(self, cached: float, new: float, efficiency: float) -> float:
-        if new == 0:
-            return 0.0
-        flops = self.model.attention_flops(cached, new)
-        compute = flops.attention / (self.hardware.flops_16bit * efficiency) + flops.indexer / (
-            self.hardware.flops_8bit * self.hardware.efficiency.indexer
-        )
-        return max(compute, self.model.layers * self.model.attention.read_bytes(cached, new) / self._hbm_rate)
+    def _attention(self, efficiency: float) -> Callable[[float, float], float]:
+        """(cached, new) -> seconds of all layers, the slower of computing and of reading; efficiency: of computing."""
+        layers, hardware = self.model.layers, self.hardware
+        flops, read_bytes = self.model.attention.flops, self.model.attention.read_bytes
+        attention_rate = hardware.flops_16bit * efficiency
+        indexer_rate = hardware.flops_8bit * hardware.efficiency.indexer
+        hbm_rate = self._hbm_rate
+
+        def seconds(cached: float, new: float) -> float:
+            if new == 0:
+                return 0.0
+            attention, indexer = flops(cached, new)
+            compute = layers * (attention / attention_rate + indexer / indexer_rate)
+            read = layers * read_bytes(cached, new) / hbm_rate
+            return compute if compute > read else read
+
+        return seconds
 
     def _linear_s(self, tokens: float) -> float:
         compute = self.model.linear_flops(tokens) / (self.gpus * self._linear_flops_per_s)

@@ -35,6 +35,16 @@ class FifoLink:
         return start
 
 
+def through(sender: FifoLink, receiver: FifoLink, now: float, num_bytes: float) -> float:
+    """When so many bytes, from now on, have left by one link and come in by another at the same time."""
+    sender.sent += num_bytes
+    receiver.sent += num_bytes
+    left = (sender.free_at if sender.free_at > now else now) + num_bytes / sender.rate
+    came = (receiver.free_at if receiver.free_at > now else now) + num_bytes / receiver.rate
+    sender.free_at, receiver.free_at = left, came
+    return left if left > came else came
+
+
 class _Class:
     """Transfers that share one weight evenly. clock: virtual bytes; marks: (mark, number, bytes, item), a heap. served:
     bytes that have passed; completed: of transfers that have ended."""
@@ -97,6 +107,11 @@ class FairLink:
 
     def next_end(self) -> float:
         """When the next transfer ends if none is added; infinity if none is under way."""
+        if not self._active:
+            return math.inf
+        if len(self._active) == 1 and self._rate > 0:
+            (active,) = self._active
+            return self._at + (active.marks[0][0] - active.clock) * len(active.marks) / self._rate
         soonest = math.inf
         for active in self._active:
             left = active.marks[0][0] - active.clock

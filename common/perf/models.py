@@ -35,13 +35,12 @@ class Attention(Protocol):
 
 def attended(cached: float, new: float, top_k: float | None = None) -> float:
     """Positions that `new` tokens after `cached` ones attend to, in sum; none of them more than top_k."""
-
-    def area(position: float) -> float:
-        if top_k is None or position <= top_k:
-            return position * position / 2
-        return top_k * (position - top_k / 2)
-
-    return area(cached + new) - area(cached)
+    total = cached + new
+    if top_k is None or total <= top_k:
+        return (total * total - cached * cached) / 2
+    if cached >= top_k:
+        return top_k * new
+    return top_k * (total - top_k / 2) - cached * cached / 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ class DecodeEngine(Engine):
     def _join(self, request: Request) -> None:
         self._to_border()
         self.running[request] = None
-        request.decode_s = self.run.decode_attention(request.prompt + request.generate / 2)
+        request.decode_s = self.run.decode_attention(request.prompt + request.generate / 2 - 1, 1)
         self._attention_s += request.decode_s
         self._joined += self._step
         request.joined = self._step

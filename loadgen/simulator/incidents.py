@@ -37,7 +37,8 @@ _FORM = re.compile(r"(\w+):([^@]+)@([^-:]+)(?:-([^:]+))?(?::(.+))?")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A node or an engine computes and says no more. unnoticed_s: until the scheduler gives it up."""
+    """A node or an engine computes and says no more; a node's storage NIC stands still. unnoticed_s: until the scheduler
+    gives it up."""
 
     where: str
     at: float
@@ -51,6 +52,8 @@ class Failure:
         lost = _engines(run, self.where)
         for engine in lost:
             engine.die()
+        if self.where in run.nodes:
+            run.nodes[self.where].snic_in.set_rate(run.clock.now, 0.0)
         run.at(run.clock.now + self.unnoticed_s, self._noticed, (run, lost))
 
     def _noticed(self, which: tuple[Simulation, list[Engine]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from common.perf.links import FairLink, FifoLink
+from common.perf.links import FairLink, FifoLink, through
 from common.types import Role
 from loadgen.simulator.clock import Clock, Handler
 from loadgen.simulator.request import Request
@@ -140,13 +140,13 @@ class Engine:
             self.tx.sent += num_bytes
             self.rx.sent += num_bytes
             return now
-        return max(self.tx.send(now, num_bytes), self.rx.send(now, num_bytes))
+        return through(self.tx, self.rx, now, num_bytes)
 
     def sent_to(self, other: Engine, num_bytes: float, since: float) -> float:
         """When so many bytes have gone to another engine."""
         if self.run.free:
             return since
-        return max(self.tx.send(since, num_bytes), other.rx.send(since, num_bytes))
+        return through(self.tx, other.rx, since, num_bytes)
 
 
 class Group:

@@ -120,7 +120,11 @@ class PrefillEngine(Engine):
         """All of its rows are delivered: nothing of it remains here."""
         self.left(request)
         self.run.prefill_ended(request)
-        self.clock.at(self.clock.now + self.run.overheads.handover_s, self._deliver, request)
+        handover_s = self.run.overheads.handover_s
+        if handover_s:
+            self.clock.at(self.clock.now + handover_s, self._deliver, request)
+        else:
+            request.decode.deliver(request)
 
     def _deliver(self, request: Request) -> None:
         if not request.gone:

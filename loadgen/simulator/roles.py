@@ -115,7 +115,7 @@ class AdaptiveRoles:
             run.at(run.clock.now + LOOK_S, self._look, switch)
             return
         if not engines:
-            return  # it has failed while it drained
+            return  # it has failed
         for engine in engines:
             run.leave(engine)
         switch.empty = run.clock.now
@@ -126,6 +126,8 @@ class AdaptiveRoles:
 
     def _back(self, which: tuple[Switch, Node]) -> None:
         switch, node = which
+        if not node.snic_in.rate:
+            return  # it has failed meanwhile
         run, cluster = self._run, self._run.scenario.cluster
         node.role = switch.to
         group = group_of(run, switch.to)

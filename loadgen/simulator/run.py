@@ -94,11 +94,11 @@ class Simulation:
         self.max_batch_requests = int(settings["prefill.max_batch_requests"])
         # -- predicted times --
         compute = self.compute
-        self.attention = lru_cache(1 << 16)(compute.prefill_attention_s)
-        self.decode_attention = lru_cache(1 << 18)(compute.decode_attention_s)
+        self.attention = lru_cache(1 << 12)(compute.prefill_attention)  # the same is asked for a few times in a row
+        self.decode_attention = compute.decode_attention
         self.decode_linear_s = [compute.decode_linear_s(number) for number in range(self.max_running + 1)]
         limit_s = settings["prefill.quota_s"]
-        self.quota = Quota(limit_s, lambda cached, new: self.attention(cached, new) / self.gpus) if limit_s else None
+        self.quota = Quota(limit_s * self.gpus, self.attention) if limit_s else None  # of one GPU's time
         # -- who is there --
         alpha = settings["scheduler.alpha"]
         self.policy = Policy(

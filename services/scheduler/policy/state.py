@@ -124,13 +124,15 @@ class DecodeEngine(Engine):
 class ArrivalQueue(OrderedDict[int, "Request"]):
     """Requests by their place in the order of arrival, in that order whenever they come. tokens: their prompts' sum."""
 
-    __slots__ = ("_edge", "_line", "_within", "tokens")
+    __slots__ = ("_edge", "_first", "_line", "_within", "tokens")
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens = 0
-        # for fitting(): requests in order, some of which have left since; those before the edge, and their tokens
+        # requests in order, some of which have left since: before the first one all have; for fitting(): those before
+        # the edge, and their tokens
         self._line: list[Request] = []
+        self._first = 0
         self._edge = 0
         self._within = 0
 
@@ -161,7 +163,11 @@ class ArrivalQueue(OrderedDict[int, "Request"]):
 
     @property
     def head(self) -> Request:
-        return next(iter(self.values()))
+        line, first = self._line, self._first
+        while line[first].arrival not in self:
+            first += 1
+        self._first = first
+        return line[first]
 
     def fitting(self, limit: int) -> int:
         """Tokens of the first requests, as many as have no more than limit in sum. Amortised O(1) where limit and queue
@@ -187,7 +193,7 @@ class ArrivalQueue(OrderedDict[int, "Request"]):
     def _line_up(self) -> None:
         """Anew, without those that have left."""
         self._line = list(self.values())
-        self._edge = self._within = 0
+        self._first = self._edge = self._within = 0
 
 
 @dataclass(slots=True, eq=False)
