@@ -37,8 +37,8 @@ _FORM = re.compile(r"(\w+):([^@]+)@([^-:]+)(?:-([^:]+))?(?::(.+))?")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A node or an engine computes and says no more; a node's storage NIC stands still. unnoticed_s: until the scheduler
-    gives it up."""
+    """A node or an engine computes and says no more; a node's storage NIC stands still. unnoticed_s: until the
+    scheduler gives it up."""
 
     where: str
     at: float
