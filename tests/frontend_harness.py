@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from common.blocks.hashing import prefix_keys
-from common.config import Config, load_config
+from common.config import Config, dump_config, load_config
 from common.errors import DualPathError, ErrorCode
 from common.faults import Faults
 from common.messages import (
@@ -283,6 +286,30 @@ def expect_error(response: httpx.Response, param: str | None, *words: str, statu
 def expected_keys(frontend: Frontend, request: Request) -> bytes:
     manifest = frontend.model.manifest
     return prefix_keys(manifest.namespace, request.prompt, manifest.geometry.block_size)
+
+
+CHILD = """
+import sys
+from common.config import read_dumped_config
+from common.process import run_service
+from services.frontend.service import Frontend
+config = read_dumped_config(sys.argv[1])
+sys.exit(run_service(lambda: Frontend(config, "frontend"), config.log, ready_fd=1))
+"""
+
+
+@asynccontextmanager
+async def front_end_process(config: Config) -> AsyncIterator[tuple[str, psutil.Process]]:
+    """A front end as a process of its own: its URL, and the process."""
+    command = [sys.executable, "-c", CHILD, dump_config(config)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        url = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))["url"]
+        yield url, psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        await process.wait()
 
 
 @asynccontextmanager

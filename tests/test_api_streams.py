@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,12 +17,12 @@ from typing import Any
 import psutil
 import pytest
 
-from common.config import dump_config, load_config
+from common.config import load_config
 from common.messages import Tokens
 from common.model import configured_scaling
 from common.rpc import Link
 from tests.cluster import cluster_config, run_cluster
-from tests.test_frontend_cost import CHILD
+from tests.frontend_harness import front_end_process
 
 #: Of the hardware a step of such a batch takes some 7 ms; stretched, tokens come 20 times a second.
 SETTINGS: dict[str, Any] = {
@@ -89,16 +87,11 @@ async def play(port: int, count: int, tokens: int) -> list[float]:
 @asynccontextmanager
 async def cluster_and_front_end(blocks: Path) -> AsyncIterator[tuple[int, psutil.Process]]:
     config = cluster_config("ds-27b", blocks, **SETTINGS)
-    async with run_cluster(config, decode=DECODE_ENGINES, driver=False) as cluster:
-        command = [sys.executable, "-c", CHILD, dump_config(cluster.config)]
-        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-        try:
-            assert process.stdout is not None
-            url = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))["url"]
-            yield int(url.rpartition(":")[2]), psutil.Process(process.pid)
-        finally:
-            process.terminate()
-            await process.wait()
+    async with (
+        run_cluster(config, decode=DECODE_ENGINES, driver=False) as cluster,
+        front_end_process(cluster.config) as (url, process),
+    ):
+        yield int(url.rpartition(":")[2]), process
 
 
 def cpu_s(process: psutil.Process) -> float:

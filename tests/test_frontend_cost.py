@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,23 +12,15 @@ import httpx
 import psutil
 import pytest
 
-from common.config import dump_config, load_config
+from common.config import load_config
 from common.messages import Token, Tokens
 from common.types import FinishReason
-from tests.frontend_harness import Attempt, FakeCluster, write_model
+from tests.frontend_harness import Attempt, FakeCluster, front_end_process, write_model
 
 LIMIT = 65_536
 PROMPT_TOKENS = 33_000
 VOCAB_SIZE = 300
 STREAMS = 8
-CHILD = """
-import sys
-from common.config import read_dumped_config
-from common.process import run_service
-from services.frontend.service import Frontend
-config = read_dumped_config(sys.argv[1])
-sys.exit(run_service(lambda: Frontend(config, "frontend"), config.log, ready_fd=1))
-"""
 
 
 class Steps:
@@ -62,16 +52,13 @@ async def child(tmp_path: Path) -> AsyncIterator[tuple[FakeCluster, httpx.AsyncC
     cluster = FakeCluster(engine_limit=LIMIT)
     await cluster.start()
     settings = {"model.path": str(model), "frontend.port": 0, "scheduler.control": cluster.scheduler.endpoint}
-    command = [sys.executable, "-c", CHILD, dump_config(load_config(overrides=settings))]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     try:
-        assert process.stdout is not None
-        url = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))["url"]
-        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
-            yield cluster, http, psutil.Process(process.pid)
+        async with (
+            front_end_process(load_config(overrides=settings)) as (url, process),
+            httpx.AsyncClient(base_url=url, timeout=60) as http,
+        ):
+            yield cluster, http, process
     finally:
-        process.terminate()
-        await process.wait()
         await cluster.close()
 
 

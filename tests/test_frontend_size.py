@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from itertools import islice, product
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from common.config import dump_config, load_config
-from tests.frontend_harness import FakeCluster, write_model
+from common.config import load_config
+from tests.frontend_harness import FakeCluster, front_end_process, write_model
 
 VOCAB_SIZE = 49_152
-CHILD = """
-import sys
-from common.config import read_dumped_config
-from common.process import run_service
-from services.frontend.service import Frontend
-config = read_dumped_config(sys.argv[1])
-sys.exit(run_service(lambda: Frontend(config, "frontend"), config.log, ready_fd=1))
-"""
 
 
 def large_tokenizer() -> Tokenizer:
@@ -57,20 +46,14 @@ async def test_size(tmp_path: Path) -> None:
 
     cluster.script = script
     settings = {"model.path": str(model), "frontend.port": 0, "scheduler.control": cluster.scheduler.endpoint}
-    command = [sys.executable, "-c", CHILD, dump_config(load_config(overrides=settings))]
-    child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     try:
-        assert child.stdout is not None
-        url = json.loads(await asyncio.wait_for(child.stdout.readline(), 60))["url"]
-        process = psutil.Process(child.pid)
-        print(f"\nfront end ready: {process.memory_info().rss / 1e6:.1f} MB")
-        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-            body = {"prompt": "some words " * 8, "max_tokens": 64, "stream": True}
-            for _ in range(8):
-                calls = (http.post("/v1/completions", json=body) for _ in range(8))
-                assert all(response.status_code == 200 for response in await asyncio.gather(*calls))
-        print(f"front end after 64 requests, 8 at a time: {process.memory_info().rss / 1e6:.1f} MB")
+        async with front_end_process(load_config(overrides=settings)) as (url, process):
+            print(f"\nfront end ready: {process.memory_info().rss / 1e6:.1f} MB")
+            async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+                body = {"prompt": "some words " * 8, "max_tokens": 64, "stream": True}
+                for _ in range(8):
+                    calls = (http.post("/v1/completions", json=body) for _ in range(8))
+                    assert all(response.status_code == 200 for response in await asyncio.gather(*calls))
+            print(f"front end after 64 requests, 8 at a time: {process.memory_info().rss / 1e6:.1f} MB")
     finally:
-        child.terminate()
-        await child.wait()
         await cluster.close()
