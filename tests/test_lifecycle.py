@@ -73,6 +73,26 @@ async def test_a_process_that_dies_without_a_word_is_replaced(tmp_path: Path, na
         assert client.failed == [] and client.done == client.sent
 
 
+async def test_a_draining_engine_finishes_its_streams_and_gets_no_new_ones(tmp_path: Path) -> None:
+    """C16, first part: streams of a decode engine that is told to end are not interrupted."""
+    async with live_cluster(tmp_path, decode=2, timeouts__drain_s=60.0, perf__time_factor=0.5) as live:
+        engine = live.cluster.decode(0)
+        async with client_of(live) as client, asyncio.TaskGroup() as group:
+            for seed in range(8):
+                group.create_task(client.ask([seed] * 70, 60, stream=True))
+            async with asyncio.timeout(30):
+                while len(engine._running) < 2:
+                    await asyncio.sleep(0.01)
+            group.create_task(live.stop("decode-0"))
+            while engine.incarnation not in live.cluster.scheduler.leaving:
+                await asyncio.sleep(0.01)
+            started = live.cluster.scheduler._started[engine.incarnation]
+            for seed in range(4):
+                await client.ask([seed] * 90, 2, stream=False)
+            assert live.cluster.scheduler._started.get(engine.incarnation, started) == started
+        assert client.failed == [] and client.done == 12 and not live.retries()
+
+
 async def test_what_does_not_end_within_the_drain_moves(tmp_path: Path) -> None:
     """C16: long streams on a decode engine that may drain for 0.3 s only. Each goes on elsewhere, exactly."""
     async with live_cluster(tmp_path, decode=2, timeouts__drain_s=0.3, perf__time_factor=1.0) as live:
@@ -86,6 +106,25 @@ async def test_what_does_not_end_within_the_drain_moves(tmp_path: Path) -> None:
             await live.stop("decode-0")
         assert client.failed == [] and client.done == 6
         assert live.retries().get("retries_total{code=moved}", 0) >= 2
+
+
+async def test_kv_waits_longer_than_a_lease_lasts(tmp_path: Path) -> None:
+    """A18: the second request's KV waits in the staging buffer, several leases long, for the first one to end. Leases
+    are renewed by heartbeats, whoever waits for what: nothing is given up, or read after it was freed."""
+    short = {"timeouts__heartbeat_s": 0.1, "timeouts__heartbeat_timeout_s": 1.5}
+    async with live_cluster(tmp_path, decode__max_running=1, perf__time_factor=8.0, **short) as live:
+        members = {member.incarnation for member in live.cluster.scheduler.registry.all()}
+        async with client_of(live) as client, asyncio.TaskGroup() as group:
+            group.create_task(client.ask([1] * 100, 60, stream=True))
+            group.create_task(client.ask([2] * 300, 20, stream=True))
+            waited = 0.0
+            while waited < 3.0:
+                await asyncio.sleep(0.1)
+                handed_over = sum(bool(each.pages) for each in live.cluster.decode()._sequences.values())
+                waited += 0.1 * (len(live.cluster.decode()._sequences) == 2 and handed_over == 1)
+                assert client.done < 2, "nobody waited"
+        assert client.failed == [] and client.done == 2 and not live.retries()
+        assert {member.incarnation for member in live.cluster.scheduler.registry.all()} == members
 
 
 async def test_members_that_do_not_come_back_to_a_new_scheduler_are_given_up(tmp_path: Path) -> None:

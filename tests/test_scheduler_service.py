@@ -63,7 +63,7 @@ async def test_both_engines_are_told_what_each_side_reads(model, tmp_path):
         def told(member, msg):
             if isinstance(msg, Assign):
                 assigned.append((member.name, msg))
-            tell(member, msg)
+            return tell(member, msg)
 
         cluster.scheduler._tell = told
         await cluster.driver.generate(prompt, 2)

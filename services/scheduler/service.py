@@ -61,10 +61,11 @@ from services.scheduler.policy import (
     Start,
 )
 from services.scheduler.policy.record import Recorder, Step
+from services.scheduler.presence import Presence
 
 ENGINES = (Role.PREFILL, Role.DECODE)
 #: Seconds in which front ends that are told to end when we are say so.
-HEAR_S = 0.3
+HEAR_S = 1.0
 
 
 @dataclass(slots=True)
@@ -96,7 +97,7 @@ class Scheduler(Service):
         self._recorder: Recorder | None = None
         self._live: dict[RequestKey, _Live] = {}
         self._started: dict[str, int] = {}  # requests ever assigned to each live engine
-        self._arrival = asyncio.Event()  # a member has joined: set and replaced
+        self._presence = Presence(self.registry, self.leaving)
         self._opened_at = monotonic()
         self._lookup = Lookup(self._gateways, config.model.block_size, config.timeouts, monotonic)
         self._waiting = self.metrics.gauge("requests_waiting", "Requests not yet assigned to both engines")
@@ -145,8 +146,7 @@ class Scheduler(Service):
         if joined is not None:
             self._apply(joined)
         self.log.info("member joined", member=member.name, role=member.role.value)
-        self._arrival.set()
-        self._arrival = asyncio.Event()
+        self._presence.joined()
         return Registered(self.config.timeouts.heartbeat_s, others, self.incarnation)
 
     @staticmethod
@@ -233,23 +233,6 @@ class Scheduler(Service):
     def _gateways(self) -> list[Link]:
         return [self.node.link(member.control) for member in self.registry.of(Role.STORAGE_GATEWAY)]
 
-    async def _present(self, seconds: float, *roles: Role) -> None:
-        """Wait for a member of each of these roles that takes work, but not for longer."""
-        missing = self._missing(roles)
-        if not missing:
-            return
-        self.log.info("waiting for a process", roles=[role.value for role in missing])
-        try:
-            async with asyncio.timeout(seconds):
-                while self._missing(roles):
-                    await self._arrival.wait()
-        except TimeoutError:
-            pass  # whoever needs it says so
-
-    def _missing(self, roles: tuple[Role, ...]) -> list[Role]:
-        there = {member.role for member in self.registry.all() if member.incarnation not in self.leaving}
-        return [role for role in roles if role not in there]
-
     # -- requests --
 
     def _on_submit(self, msg: Submit, peer: Peer) -> Accepted:
@@ -278,9 +261,9 @@ class Scheduler(Service):
     async def _look_up(self, key: RequestKey, live: _Live) -> None:
         request, timeouts = live.request, self.config.timeouts
         block_size = self.config.model.block_size
-        await self._present(timeouts.engines_s, *ENGINES)
+        await self._presence.wait(timeouts.engines_s, *ENGINES)
         if monotonic() - self._opened_at < timeouts.heartbeat_timeout_s:
-            await self._present(timeouts.lookup_s, Role.STORAGE_GATEWAY)  # it comes back to us as everybody does
+            await self._presence.wait(timeouts.lookup_s, Role.STORAGE_GATEWAY)  # it comes back to us as everybody does
         if request.hit_tokens is None:
             asked = monotonic()
             live.hit_blocks = await self._lookup.hit_blocks(request)
@@ -380,8 +363,11 @@ class Scheduler(Service):
     async def drain(self) -> None:
         """Front ends that stay take their requests to the next scheduler, at once: they wait for it. Those that end
         with us finish what they have."""
-        await asyncio.sleep(HEAR_S)
-        while self._live and all(member.incarnation in self.leaving for member in self.registry.of(Role.FRONTEND)):
+        heard_by = monotonic() + HEAR_S
+        while self._live:
+            leaving = all(member.incarnation in self.leaving for member in self.registry.of(Role.FRONTEND))
+            if not leaving and monotonic() > heard_by:
+                return
             await asyncio.sleep(0.05)
 
     async def shut(self) -> None:
