@@ -52,6 +52,7 @@ from loadgen.progress import ProgressMode
 from loadgen.report import write_result
 from loadgen.simulator import Cluster, Scenario, offline, online, simulate
 from loadgen.simulator.incidents import parse_incidents
+from loadgen.simulator.roles import AdaptiveRoles
 from loadgen.systems import BOUND_AS, SYSTEMS
 from loadgen.tables import print_ratios, print_runs
 from loadgen.workload import Source, chosen
@@ -92,6 +93,13 @@ def command(
         list[str] | None,
         typer.Option(help="KIND:WHERE@FROM[-UNTIL][:AMOUNT], e.g. fail:d1@60, slow:p0@60-120:2, foreign:*@0:20e9"),
     ] = None,
+    adaptive: Annotated[
+        bool, typer.Option("--adaptive", help="Nodes change their role as the load asks for it (loadgen adapt)")
+    ] = False,
+    switch_s: Annotated[
+        float | None,
+        typer.Option(help="--adaptive: seconds from an empty node to the other role", show_default="weights' reload"),
+    ] = None,
     like: Annotated[
         Path | None, typer.Option(help="A result of live runs: simulate these, and compare", dir_okay=False)
     ] = None,
@@ -103,7 +111,9 @@ def command(
     with errors():
         check_result_file(out)
         if like is not None:
-            _refuse_with_like(cluster, agents, aps, duration, turns, trajectories, workload, sessions, incident)
+            _refuse_with_like(
+                cluster, agents, aps, duration, turns, trajectories, workload, sessions, incident, adaptive or None
+            )
             _like(like, system, out, progress)
             return
         nodes = _cluster(cluster, gpus, model, buffer)
@@ -112,9 +122,12 @@ def command(
         slo = Slo(slo_ttft, slo_tpot)
         _check(nodes, source, slo, agents, trajectories, aps, duration, turns)
         incidents = parse_incidents(incident or [])
+        if switch_s is not None and not adaptive:
+            raise ConfigError("--switch-s is of roles that change: add --adaptive, or leave it out")
 
         def scenario(name: str) -> Scenario:
-            common: dict[str, Any] = {"seed": seed, "slo": slo, "incidents": incidents}
+            roles = AdaptiveRoles(switch_s) if adaptive else None  # one for each run
+            common: dict[str, Any] = {"seed": seed, "slo": slo, "incidents": incidents, "roles": roles}
             if aps is not None and duration is not None:
                 return online(nodes, name, source, aps, duration, turns, cv, **common)
             return offline(nodes, name, source, agents or 0, trajectories, turns, **common)

@@ -108,6 +108,13 @@ def test_the_same_seed_gives_the_same_run():
     assert once() == once()
 
 
+def test_what_happened_is_told_as_json():
+    incidents = parse_incidents(["fail:d1@4", "slow:p0@2:3", "nics:p0@2-9:3", "foreign:*@1:2e9", "join:prefill@5"])
+    told = json.loads(json.dumps([incident.describe() for incident in incidents], allow_nan=False))
+    assert [one["kind"] for one in told] == ["fail", "slow", "nics", "foreign", "join"]
+    assert told[1] == {"kind": "slow", "where": "p0", "at": 2.0, "until": None, "factor": 3.0}
+
+
 # -- what each costs, by hand --
 
 
@@ -309,7 +316,7 @@ def test_what_is_no_incident(text, says):
 
 @pytest.mark.parametrize("incident", [Failure("d9", 1.0), Slow("x", 1.0, 2.0, 2.0), Foreign("p7", 0.0, 1.0, 1e9)])
 def test_an_incident_where_there_is_nobody(incident):
-    with pytest.raises(ConfigError, match=r"there are p0, p1, d0, d1, d2"):
+    with pytest.raises(ConfigError, match=r"the nodes are p0, p1, d0, d1, d2"):
         simulate(job(incident))
 
 

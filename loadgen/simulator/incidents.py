@@ -63,7 +63,7 @@ class Failure:
                 run.leave(engine)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "fail", **asdict(self)}
+        return _described("fail", self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Slow:
             engine.set_slow(factor)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "slow", **asdict(self)}
+        return _described("slow", self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class SlowNics:
             engine.tx.rate = engine.rx.rate = run.cnic_rate / factor
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "nics", **asdict(self)}
+        return _described("nics", self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Foreign:
         run.clock.every(PIECE_S, piece)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "foreign", **asdict(self)}
+        return _described("foreign", self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,12 @@ class Join:
         run.add_node(f"{letter}{number}", self.role, group_of(run, self.role))
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "join", **asdict(self)}
+        return _described("join", self)
+
+
+def _described(kind: str, incident: Any) -> dict[str, Any]:
+    """until: None without an end."""
+    return {"kind": kind, **{name: None if value == inf else value for name, value in asdict(incident).items()}}
 
 
 def parse_incidents(texts: Iterable[str]) -> tuple[Happening, ...]:
@@ -230,7 +235,7 @@ def _between(run: Simulation, at: float, until: float, begin: Callable[[], None]
 def _node(run: Simulation, where: str) -> Node:
     """ConfigError if there is none of this name."""
     if where not in run.nodes:
-        raise ConfigError(f"an incident is on node {where!r}: there are {_named(run.nodes)}")
+        raise ConfigError(f"--incident on {where!r}: the nodes are {_named(run.nodes)}")
     return run.nodes[where]
 
 
