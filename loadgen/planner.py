@@ -13,6 +13,7 @@ from typing import Any
 from common.errors import ConfigError
 from common.perf.bounds import NEEDS, Plan, Resource, bottleneck_free_range, ratio_limits, shares_when_saturated
 from common.perf.hardware import Hardware
+from loadgen.paper.calibration import ONLINE, calibrated
 from loadgen.planner_rules import Asked
 from loadgen.simulator import simulate
 from loadgen.steady import Stream, get_stream, steady
@@ -165,7 +166,8 @@ def _simulated(wanted: Asked, stream: Stream, found: Candidate, seed: int) -> di
     turns_per_s = wanted.aps * stream.mean_turns
     duration_s = min(max(SIMULATED_TURNS / turns_per_s, MIN_DURATION_S), MAX_DURATION_S)
     cluster = wanted.cluster(*found.shape)
-    run = simulate(steady(cluster, wanted.system, stream, wanted.aps, duration_s, seed, wanted.slo))
+    scenario = steady(cluster, wanted.system, stream, wanted.aps, duration_s, seed, wanted.slo)
+    run = simulate(calibrated(scenario, ONLINE))
     verdict = run["verdict"]
     ttft, tpot = verdict["window_ttft_s"]["mean"], verdict["window_tpot_s"]["mean"]
     slo = wanted.slo

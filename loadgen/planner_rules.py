@@ -13,6 +13,7 @@ from common.workload.table2 import TABLE2
 from compose.fabric import parse_shape
 from loadgen.measure import Slo
 from loadgen.options import one_of
+from loadgen.paper.calibration import ONLINE
 from loadgen.simulator import Cluster
 from loadgen.systems import SYSTEMS
 from loadgen.workload import Source
@@ -65,13 +66,15 @@ def asked(
 
 
 def machine(name: str, gpus: int, cnic: str, snic: str, dram: str) -> Hardware:
-    """A node of these parts. ConfigError for one that is none."""
+    """A node of these parts, whose computing is as efficient as fits the paper's online latencies. ConfigError for one
+    that is none."""
     if not 1 <= gpus <= MAX_GPUS:
         raise ConfigError(
             f"--gpus-per-node {gpus} must be from 1 to {MAX_GPUS}: the nearest is {min(max(gpus, 1), MAX_GPUS)}"
         )
     node = replace(
         HARDWARE[one_of("--hardware", name, HARDWARE)],
+        efficiency=ONLINE.hardware.efficiency,
         gpus=gpus,
         cnic_rate=parse_rate("--cnic", cnic),
         snic_rate=parse_rate("--snic", snic),

@@ -22,6 +22,9 @@ from loadgen.measure import Slo
 from loadgen.simulator import Cluster, Scenario
 from loadgen.workload import Played, Source
 
+#: After the last arrival, for windows to end: were they cut, those that ended would be the short ones.
+DRAIN_S = 60.0
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -43,10 +46,24 @@ class Stream:
         except ValueError as error:
             raise ConfigError(f"{error}: take a shorter time, or fewer agents a second") from None
 
+    def token_s(self, result: dict[str, Any]) -> float | None:
+        """Mean time of a token after the second one, every token weighing the same, out of a run's windows. A mean over
+        turns, as results have it, would be that of short turns: the hand-over weighs more than their few tokens. None
+        if nothing ended."""
+        window_s, ttft_ms, ttst_ms = (result[name]["mean"] for name in ("jct_s", "ttft_ms", "ttst_ms"))
+        if window_s is None or ttst_ms is None:
+            return None
+        tokens = result["generated_tokens"] / result["turns"]
+        return float((window_s / self.turns - (ttft_ms + ttst_ms) / 1e3) / (tokens - 2))
+
     def trajectory_s(self, result: dict[str, Any]) -> float | None:
-        """Mean time of a whole trajectory, out of a run's mean window. None if none ended."""
-        mean = result["jct_s"]["mean"]
-        return None if mean is None else mean / self.turns * self.mean_turns
+        """Mean time of a whole trajectory: its turns, each with the mean TTFT and TTST and the set's mean number of
+        further tokens. None if nothing ended."""
+        token_s = self.token_s(result)
+        if token_s is None:
+            return None
+        first_two_s = (result["ttft_ms"]["mean"] + result["ttst_ms"]["mean"]) / 1e3
+        return self.mean_turns * float(first_two_s + (self.mean_turn.generated - 2) * token_s)
 
 
 @lru_cache(maxsize=32)
@@ -78,6 +95,6 @@ def steady(
         Arrival(at, f"{window.name}#{number}", window)
         for number, (at, window) in enumerate(zip(times, stream.windows(len(times)), strict=True))
     ]
-    load = Online(arrivals, times[-1] + 1.5 * slo.ttft_s, 1 << 62)
+    load = Online(arrivals, times[-1] + DRAIN_S, 1 << 62)
     origin = f"windows of {stream.turns} turns at native context out of {stream.played.origin}"
     return Scenario(cluster, system, load, stream.mean_turn, seed, slo, origin=origin)

@@ -7,6 +7,7 @@ import pytest
 from loadgen.paper.calibration import CALIBRATIONS, DEFAULT, Calibration
 from loadgen.paper.exhibit import Exhibit, Row, heldout_errors, ratios, unexplained
 from loadgen.paper.figure3 import figure3
+from loadgen.paper.fitting import RUNS, TOLERANCE, solve
 from loadgen.paper.online import largest_rate, working_set_bytes
 from loadgen.paper.published import PUBLISHED, Role
 from loadgen.paper.table1 import MODELS, cache_to_compute, table1
@@ -100,3 +101,16 @@ def test_the_search_finds_the_largest_rate(capacity: float) -> None:
     found = largest_rate(0.2, lambda aps: aps <= capacity)
     assert found is not None and capacity / 1.035 <= found <= capacity
     assert largest_rate(0.2, lambda aps: False) is None
+
+
+@pytest.mark.parametrize("power", [-2.0, -0.5, 0.3, 1.0])
+def test_a_constant_is_found_by_secants(power: float) -> None:
+    measured = []
+
+    def measure(x: float) -> float:
+        measured.append(x)
+        return 10 * x**power + 1
+
+    found = solve(1.0, 14.0, measure)
+    assert 10 * found**power + 1 == pytest.approx(14, rel=TOLERANCE) and len(measured) <= RUNS
+    assert solve(2.0, 14.0, lambda x: 14.0) == 2.0

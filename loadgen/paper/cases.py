@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common.perf.bounds import Plan
 from common.perf.models import get_model_profile
 from compose.fabric import parse_shape
-from loadgen.paper.calibration import CALIBRATIONS, Calibration
+from loadgen.load import Offline
+from loadgen.paper.calibration import OFFLINE, ONLINE, Calibration, calibrated
 from loadgen.simulator import Cluster, Scenario, offline, simulate
 from loadgen.steady import Stream, get_stream, steady
 from loadgen.systems import BOUND_AS
@@ -21,7 +22,9 @@ OnProgress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run. agents (offline) or aps (online). calibration: a key of CALIBRATIONS."""
+    """One run. agents (offline) or aps (online). first_turns: that agents play so many first turns of their
+    trajectories only, one after the other, as long as all are active: how a job begins. calibration: None is that of
+    its kind of load."""
 
     system: str
     nodes: str = "2P4D"
@@ -31,16 +34,18 @@ class Case:
     aps: float = 0.0
     append_scale: float = 1.0
     generation_scale: float = 1.0
-    calibration: str = ""
+    first_turns: int = 0
+    calibration: Calibration | None = None
 
     @property
     def calibrated(self) -> Calibration:
-        return CALIBRATIONS[self.calibration or ("online" if self.aps else "offline")]
+        return self.calibration or (ONLINE if self.aps else OFFLINE)
 
     @property
     def cluster(self) -> Cluster:
         prefill, decode = parse_shape(self.nodes)
-        return Cluster(prefill, decode, get_model_profile(self.model), self.calibrated.hardware)
+        calibration = self.calibrated
+        return Cluster(prefill, decode, calibration.model(get_model_profile(self.model)), calibration.hardware)
 
     @property
     def source(self) -> Source:
@@ -54,7 +59,8 @@ class Case:
             for what, scale in (("append", self.append_scale), ("generation", self.generation_scale))
             if scale != 1
         ]
-        return ", ".join([f"{self.model} {self.nodes} {self.system}", self.set, load, *scales])
+        first = [f"first {self.first_turns} turns"] if self.first_turns else []
+        return ", ".join([f"{self.model} {self.nodes} {self.system}", self.set, load, *scales, *first])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ class Size:
 
 
 FULL = Size(turns=0, online_turns=8, duration_s=300.0)
-QUICK = Size(turns=4, online_turns=4, duration_s=90.0)
+QUICK = Size(turns=3, online_turns=4, duration_s=90.0)
 
 
 @dataclass
@@ -98,25 +104,27 @@ class Runner:
         """The outcome of simulate(), with where it belongs in a sweep and with job_s (offline) or trajectory_s (online:
         of a mean trajectory), in seconds, as Size.statement says."""
         if case not in self.results:
-            scenario, stream = self._scenario(case)
+            stream = get_stream(case.source, case.cluster.limit, self.size.online_turns, self.seed)
+            scenario = self._scenario(case, stream)
             result = simulate(scenario, lambda done: self.on_progress(case.title, done))
             self.results[case] = {**self._place(case, scenario, stream), **result, **self._job(case, stream, result)}
         return self.results[case]
 
-    def _scenario(self, case: Case) -> tuple[Scenario, Stream]:
-        cluster = case.cluster
-        stream = get_stream(case.source, cluster.limit, self.size.online_turns, self.seed)
+    def _scenario(self, case: Case, stream: Stream) -> Scenario:
+        cluster, system, size = case.cluster, case.system, self.size
         if case.aps:
-            return steady(cluster, case.system, stream, case.aps, self.size.duration_s, self.seed), stream
-        if self.size.turns:
+            scenario = steady(cluster, system, stream, case.aps, size.duration_s, self.seed)
+        elif case.first_turns:
+            scenario = offline(cluster, system, case.source, case.agents, 2 * case.agents, whole=False, seed=self.seed)
+            whole = scenario.load.trajectories
+            first = tuple(replace(trajectory, turns=trajectory.turns[: case.first_turns]) for trajectory in whole)
+            scenario = replace(scenario, load=Offline(first, case.agents))
+        elif size.turns:
             windows = 2 * case.agents
-            return (
-                offline(
-                    cluster, case.system, case.source, case.agents, windows, self.size.turns, False, seed=self.seed
-                ),
-                stream,
-            )
-        return offline(cluster, case.system, case.source, case.agents, seed=self.seed), stream
+            scenario = offline(cluster, system, case.source, case.agents, windows, size.turns, False, self.seed)
+        else:
+            scenario = offline(cluster, system, case.source, case.agents, seed=self.seed)
+        return calibrated(scenario, case.calibrated)
 
     def _place(self, case: Case, scenario: Scenario, stream: Stream) -> dict[str, Any]:
         cluster = scenario.cluster
@@ -137,8 +145,16 @@ class Runner:
 
     def _job(self, case: Case, stream: Stream, result: dict[str, Any]) -> dict[str, Any]:
         if case.aps:
-            return {"trajectory_s": stream.trajectory_s(result)}
-        if not self.size.turns:
+            return {"trajectory_s": stream.trajectory_s(result), "token_s": stream.token_s(result)}
+        if not self.size.turns and not case.first_turns:
             return {"job_s": result["makespan_s"]}
         rate = result["turns_per_s"]
         return {"job_s": case.agents * stream.mean_turns / rate if rate else None, "makespan_s": None}
+
+
+def mean_latency(run: dict[str, Any], name: str) -> float:
+    """Seconds: mean ttft over the last window of an online run, ttst over all of it, tpot of all tokens."""
+    if name == "tpot":
+        return float(run["token_s"])
+    told = run["verdict"]["window_ttft_s"]["mean"] if name == "ttft" else run["ttst_ms"]["mean"] / 1e3
+    return float(told)

@@ -19,7 +19,7 @@ from loadgen.options import Out, Seed, one_of
 from loadgen.paper.calibration import CALIBRATIONS
 from loadgen.paper.cases import FULL, QUICK, OnProgress, Runner
 from loadgen.paper.exhibit import Exhibit, ratios
-from loadgen.paper.exhibits import EXHIBITS
+from loadgen.paper.exhibits import CALIBRATE, EXHIBITS
 from loadgen.paper.tables import print_calibration, print_exhibit, print_heldout
 from loadgen.report import write_result
 
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def paper(
-    what: Annotated[str, typer.Argument(help=f"{', '.join(EXHIBITS)} or {ALL}", metavar="WHAT")],
+    what: Annotated[str, typer.Argument(help=f"{', '.join((*EXHIBITS, *CALIBRATE))} or {ALL}", metavar="WHAT")],
     quick: Annotated[bool, typer.Option("--quick", help="Shorter runs: all of them in under 10 minutes")] = False,
     seed: Seed = 0,
     out: Out = None,
@@ -40,13 +40,13 @@ def paper(
     console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
     with errors():
         check_result_file(out)
-        one_of("WHAT", what, (*EXHIBITS, ALL))
+        one_of("WHAT", what, (*EXHIBITS, *CALIBRATE, ALL))
         with _shown() as on_progress:
             runner = Runner(QUICK if quick else FULL, seed, on_progress)
             started = time.perf_counter()
             exhibits = []
             for name in EXHIBITS if what == ALL else [what]:
-                exhibits.append(EXHIBITS[name](runner))
+                exhibits.append((EXHIBITS | CALIBRATE)[name](runner))
                 print_exhibit(exhibits[-1], console)
             wall_s = time.perf_counter() - started
         if runner.results:

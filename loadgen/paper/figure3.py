@@ -61,7 +61,7 @@ def figure3() -> Exhibit:
                 rates[-1] / rates[0],
             )
         )
-    title = f"batches of requests ({CONTEXT:,} tokens of context, {APPEND} appended)"
+    title = f"requests with {CONTEXT:,} tokens of context, {APPEND} new"
     return Exhibit(
         "fig3",
         "Hardware trend, and throughput against batch size",

@@ -145,9 +145,13 @@ def figure9(runner: Runner) -> Exhibit:
     )
 
 
+#: Published.
+ABLATION_AGENTS = (1024, 2048)
+
+
 def ablation(runner: Runner) -> Exhibit:
     """The right half of Figure 12."""
-    points = [Case("basic", agents=agents) for agents in (1024, 2048)]
+    points = [Case("basic", agents=agents) for agents in ABLATION_AGENTS]
     names = {"basic+layerwise": "layerwise", "+dual": "dual", "dualpath": "dualpath"}
     rows = []
     for system, name in names.items():

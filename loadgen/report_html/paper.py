@@ -81,7 +81,8 @@ def panels_figure(told: Sequence[Mapping[str, Any]]) -> Figure | None:
         panel.set_title(one["title"], fontsize=8)
         panel.set_xlabel(one["x"])
         panel.set_ylabel(one["y"])
-        panel.set_ylim(bottom=0)
+        greatest = max((y for line in one["lines"] for y in line["y"] if y is not None), default=1.0)
+        panel.set_ylim(0, 1.08 * greatest)
     legend(figure, axes)
     return figure
 

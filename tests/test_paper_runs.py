@@ -1,0 +1,119 @@
+"""The paper's figures end to end, on small runs of the simulator."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from loadgen.cli import app
+from loadgen.load import Offline, Online
+from loadgen.paper.calibration import OFFLINE, ONLINE, batch_tokens
+from loadgen.paper.cases import QUICK, Case, Runner, Size, mean_latency
+from loadgen.paper.exhibits import EXHIBITS
+from loadgen.paper.offline import over
+from loadgen.paper.scale import figure13
+from loadgen.report_html import read_results, write_report
+from loadgen.steady import get_stream
+from loadgen.systems import BATCH_TOKENS
+
+TINY = Size(turns=2, online_turns=2, duration_s=20.0)
+SMALL = Case("dualpath", "1P1D", "ds-27b", "32K", agents=32)
+
+
+def stream(case: Case):  # type: ignore[no-untyped-def]
+    return get_stream(case.source, case.cluster.limit, TINY.online_turns, 0)
+
+
+def test_a_case_runs_once_and_says_where_it_belongs() -> None:
+    runner = Runner(TINY)
+    run = runner.run(SMALL)
+    assert runner.run(SMALL) is run and len(runner.results) == 1
+    assert (run["system"], run["model"], run["nodes"], run["agents"], run["mal"]) == (
+        "dualpath",
+        "ds-27b",
+        "1P1D",
+        32,
+        32768,
+    )
+    assert run["job_s"] == pytest.approx(32 * stream(SMALL).mean_turns / run["turns_per_s"])
+    assert Runner(TINY).run(SMALL)["job_s"] == run["job_s"], "decided by the seed"
+
+
+def test_ratios_of_systems_are_of_the_same_job() -> None:
+    runner = Runner(TINY)
+    assert over(runner, SMALL, "dualpath", "dualpath") == 1
+    gain = over(runner, SMALL, "basic", "dualpath")
+    assert gain > 1 and over(runner, SMALL, "dualpath", "basic") == pytest.approx(1 / gain)
+
+
+def test_a_rate_of_whole_trajectories_is_one_of_turns() -> None:
+    """0.2 agents/s of 60 turns each are 12 turns/s: in 20 s, with windows of 2 turns, about 120 windows."""
+    case = replace(SMALL, agents=0, aps=0.2)
+    runner = Runner(TINY)
+    scenario = runner._scenario(case, stream(case))
+    assert isinstance(scenario.load, Online)
+    assert len(scenario.load.arrivals) == pytest.approx(120, abs=35)
+    assert all(len(arrival.trajectory.turns) == 2 for arrival in scenario.load.arrivals)
+    run = runner.run(case)
+    # as many turns as a trajectory has, but for a window's tokens, which are not quite the set's mean
+    assert run["trajectory_s"] == pytest.approx(run["jct_s"]["mean"] / 2 * 60, rel=0.05)
+    assert 0 < mean_latency(run, "tpot") < mean_latency(run, "ttft")
+
+
+def test_how_a_job_begins() -> None:
+    case = replace(SMALL, first_turns=3)
+    scenario = Runner(TINY)._scenario(case, stream(case))
+    assert isinstance(scenario.load, Offline) and not scenario.load.whole
+    assert len(scenario.load.trajectories) == 64
+    assert {len(one.turns) for one in scenario.load.trajectories} == {3}
+    assert all(one.turns[0].context == 0 for one in scenario.load.trajectories)
+
+
+def test_each_kind_of_load_has_its_calibration_and_every_system_the_same() -> None:
+    online = replace(SMALL, agents=0, aps=0.2)
+    assert SMALL.calibrated is OFFLINE and online.calibrated is ONLINE
+    runner = Runner(TINY)
+    basic, dualpath = (runner._scenario(replace(SMALL, system=s), stream(SMALL)) for s in ("basic", "dualpath"))
+    assert basic.cluster == dualpath.cluster and basic.overheads == dualpath.overheads == OFFLINE.overheads
+    # without a quota, a fixed budget: as many new tokens as the quota admits of mean turns
+    turn = basic.mean_turn
+    quota_turns = 0.3 / basic.cluster.scaling.compute.prefill_attention_s(turn.hit, turn.miss)
+    assert basic.batch_tokens == batch_tokens(basic.cluster, turn) == int(quota_turns * turn.miss)
+    assert dualpath.batch_tokens == BATCH_TOKENS
+
+
+def test_a_figure_shows_both_read_policies() -> None:
+    class Smaller(Runner):
+        def run(self, case: Case) -> dict[str, object]:
+            return super().run(replace(SMALL, system=case.system, nodes="1P2D", agents=256))
+
+    names = {row.name: row.ours for row in figure13(Smaller(TINY)).rows}
+    assert set(names) == {"snic_max_over_avg_round_robin", "snic_max_over_avg"}
+    assert all(value is not None and value >= 1 for value in names.values())
+
+
+def test_the_command_writes_what_the_report_shows(tmp_path: Path) -> None:
+    out = tmp_path / "table1.json"
+    told = CliRunner().invoke(app, ["paper", "table1", "--out", str(out)])
+    assert told.exit_code == 0 and "Cache-to-compute ratio" in told.stdout
+    result = json.loads(out.read_text())
+    assert result["kind"] == "paper" and result["ratios"]["cache_to_compute_ds-v3.2_32.7k"] == pytest.approx(
+        21.5, rel=0.01
+    )
+    for calibration in result["calibration"].values():
+        assert calibration["fitted_to"] and calibration["constants"]["linear_experts"]["default"] == 0.15
+    page = tmp_path / "report.html"
+    write_report(read_results(tmp_path), page)
+    text = page.read_text()
+    assert "Table 1" in text and "fitted (Table 1)" in text and "Calibration" in text
+
+
+def test_unknown_figures_are_refused_with_the_nearest() -> None:
+    told = CliRunner().invoke(app, ["paper", "fig99"])
+    assert told.exit_code == 2
+    assert set(EXHIBITS) >= {"table1", "table2", "table3", "workingset", *(f"fig{n}" for n in (3, *range(7, 16)))}
+    assert QUICK.turns and "--quick" in QUICK.statement
