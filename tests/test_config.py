@@ -184,3 +184,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert good.exit_code == 0 and "is good" in good.stdout
     shown = CliRunner().invoke(app, ["config", "--config", str(tmp_path / "good.toml")])
     assert shown.exit_code == 0 and "[timeouts]" in shown.stdout
+
+
+def test_a_variable_that_nobody_reads_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALPATH_FRONTEND_PORT", "1")
+    monkeypatch.setenv("DUALPATH_SOMETHING_ELSE", "1")
+    config, _, [problem] = configuration.check(None)
+    assert config is None
+    assert str(problem) == "DUALPATH_FRONTEND_PORT: is not read: write DUALPATH_FRONTEND__PORT (environment)"

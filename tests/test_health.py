@@ -17,6 +17,7 @@ from common import health
 from common.config import Config
 from common.errors import ConfigError
 from common.health import Answer, HealthServer, json_answer
+from common.messages import GetStatus, Status
 from common.service import Service
 from services.prefill.service import PrefillEngine
 from tests.cluster import Cluster, cluster_config, run_cluster
@@ -152,6 +153,9 @@ async def test_a_draining_process_is_alive_but_takes_nothing(cluster: Cluster) -
             await asyncio.sleep(0.02)
     assert (answer.status_code, answer.json()["status"]) == (503, "draining")
     assert (await get(engine, "/live")).status_code == 200
+    assert cluster.driver is not None
+    status: Status = await cluster.driver.scheduler.call(GetStatus(), 5.0)
+    assert [entry.member.name for entry in status.members if entry.leaving] == ["prefill-1"]
     go_on.set()
     await stopping
     with pytest.raises(httpx.ConnectError):

@@ -121,8 +121,11 @@ class GetStatus:
 @message
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
+    """leaving: it finishes what it has."""
+
     member: Member
     counters: dict[str, float]
+    leaving: bool = False
 
 
 @message

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
 from common.config import Config
-from common.config_layers import Layers, Name, Problem, problems, read_layers
+from common.config_layers import ENV_PREFIX, Layers, Name, Problem, problems, read_layers
 from common.errors import ConfigError
 from common.model import read_configured_model
 from common.rpc import read_key_pair
@@ -22,8 +23,21 @@ def check(file: Path | None) -> tuple[Config | None, Layers, list[Problem]]:
         config = Config.model_validate(layers.values)
     except ValidationError as error:
         return None, layers, problems(error, layers, Config)
-    found = [*_beyond_values(config, layers)]
+    found = [*_misspelt_variables(), *_beyond_values(config, layers)]
     return (None if found else config), layers, found
+
+
+def _misspelt_variables() -> Iterator[Problem]:
+    """Variables that look like a field's, but for the two underscores between section and field: nobody reads them."""
+    for variable in sorted(os.environ):
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if not variable.startswith(ENV_PREFIX) or "__" in name:
+            continue
+        for section, info in Config.model_fields.items():
+            fields = getattr(info.annotation, "model_fields", {})
+            if name.removeprefix(f"{section}_") in fields and name.startswith(f"{section}_"):
+                meant = f"{ENV_PREFIX}{section}__{name.removeprefix(f'{section}_')}".upper()
+                yield Problem(variable, f"is not read: write {meant}", "environment")
 
 
 def _beyond_values(config: Config, layers: Layers) -> Iterator[Problem]:

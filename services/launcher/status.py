@@ -42,12 +42,14 @@ def status_table(status: Status) -> Table:
     from rich.table import Table
 
     table = Table(title=f"{status.waiting} requests waiting, {status.running} running", title_justify="left")
-    for name in ("process", "role", "node", "pid", "control", "health", "storage read"):
+    for name in ("process", "role", "node", "state", "pid", "control", "health", "storage read"):
         table.add_column(name, justify="right" if name in ("pid", "storage read") else "left")
     for entry in sorted(status.members, key=lambda entry: (entry.member.role, entry.member.name)):
         member = entry.member
         read = f"{entry.counters.get(STORAGE_READ, 0) / 1e6:,.1f} MB" if entry in _traffic_managers(status) else ""
-        table.add_row(member.name, member.role.value, member.node, str(member.pid), member.control, member.health, read)
+        state = "draining" if entry.leaving else "up"
+        where = (str(member.pid), member.control, member.health)
+        table.add_row(member.name, member.role.value, member.node, state, *where, read)
     return table
 
 

@@ -226,7 +226,10 @@ class Scheduler(Service):
         return True
 
     def _on_status(self, msg: GetStatus, peer: Peer) -> Status:
-        members = [MemberStatus(member, self.registry.counters(member.incarnation)) for member in self.registry.all()]
+        members = [
+            MemberStatus(member, self.registry.counters(member.incarnation), member.incarnation in self.leaving)
+            for member in self.registry.all()
+        ]
         members.insert(0, MemberStatus(self.identity, self.metrics.snapshot()))
         return Status(members, self.policy.num_waiting, self.policy.num_running)
 
