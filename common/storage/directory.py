@@ -68,7 +68,7 @@ class DirectoryStore:
         self._bulk = ThreadPoolExecutor(concurrency, "storage-bulk")
         # every request waits for its lookup: lookups must not queue behind bulk I/O
         self._lookup = ThreadPoolExecutor(LOOKUP_THREADS, "storage-lookup")
-        self._opening = ThreadPoolExecutor(LOOKUP_THREADS, "storage-open")
+        self._opening = ThreadPoolExecutor(concurrency, "storage-open")
         self._log = get_logger()
         self._read = metrics.counter("storage_blocks_read", "Blocks read and found good")
         self._read_bytes = metrics.counter("block_store_read_bytes", "Payload bytes of blocks read and found good")
@@ -105,7 +105,15 @@ class DirectoryStore:
     async def open_parts(self, keys: Sequence[bytes]) -> list[FilePart | None]:
         if not self._verify:
             return [None] * len(keys)
-        return await to_the_end(self._in(self._opening, lambda: [self._open_part(key) for key in keys]))
+        parts: list[FilePart | None] = []
+        try:
+            await to_the_end(self._in(self._opening, lambda: parts.extend(map(self._open_part, keys))))
+        except asyncio.CancelledError:
+            for part in parts:
+                if part is not None:
+                    os.close(part.fd)
+            raise
+        return parts
 
     async def write(self, key: bytes, payload: memoryview, checksum: int) -> bool:
         self._check_size(payload)
