@@ -99,6 +99,47 @@ def test_what_arrives_is_what_was_sent(
     run(loop, scenario())
 
 
+@each_kind
+@settings(max_examples=12, deadline=None)
+@given(
+    sizes=st.lists(st.one_of(st.integers(1, 5000), st.integers(1, 2 * MIB)), min_size=1, max_size=8),
+    cancelled=st.sets(st.tuples(st.integers(0, 7), st.integers(0, 2)), max_size=4),
+)
+def test_what_a_notice_announces_is_there_and_stays(
+    kind: str, sizes: list[int], cancelled: set[tuple[int, int]]
+) -> None:
+    """Slots side by side, in both directions and all classes, each written again as soon as it may be: with the notice
+    the bytes are there, and nothing that was sent or cancelled before comes after it."""
+    starts = np.cumsum([0, *sizes])
+
+    async def rewrite(writer: End, peer: End, index: int) -> None:
+        source, own = writer.region(sizes[index])
+        target, memory = peer.region(int(starts[-1]), 255)
+        start, size = int(starts[index]), sizes[index]
+        for turn in range(3):
+            own.view[:] = bytes([turn + 1]) * size
+            intent = list(Intent)[(index + turn) % len(Intent)]
+            transfer = writer.transport.write(Batch(source, target, make_runs(0, start, size)), intent)
+            if (index, turn) in cancelled:
+                await asyncio.sleep(0)
+                await transfer.cancel()
+                own.view[:] = bytes([9]) * size  # the memory is ours again: nobody reads this
+                assert not set(memory.view[start : start + size : 997]) & {9}
+            else:
+                await transfer
+                assert bytes(memory.view[start : start + size]) == bytes([turn + 1]) * size
+            assert bytes(memory.view[:start]).count(255) == start
+            assert bytes(memory.view[start + size :]).count(255) == starts[-1] - start - size
+
+    async def scenario() -> None:
+        async with pair(kind) as (left, right), asyncio.TaskGroup() as group:
+            for index in range(len(sizes)):
+                ends = (left, right) if index % 2 else (right, left)
+                group.create_task(rewrite(*ends, index))
+
+    run("uvloop", scenario())
+
+
 @each_loop
 @each_kind
 def test_64_mib_in_one_batch(loop: str, kind: str) -> None:
