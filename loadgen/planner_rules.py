@@ -53,7 +53,7 @@ def asked(
     nodes: str | None,
 ) -> Asked:
     """ConfigError for what cannot be."""
-    profile = MODELS[one_of("--model", model, MODELS)]
+    profile = ONLINE.model(MODELS[one_of("--model", model, MODELS)])
     source = Source(set=one_of("--workload", workload.upper(), TABLE2))
     one_of("--system", system, SYSTEMS)
     if not (isfinite(aps) and 0 < aps <= MAX_APS):

@@ -109,7 +109,7 @@ OFFLINE = Calibration(
 )
 ONLINE = Calibration(
     "online",
-    prefill=0.508,
+    prefill=0.543,
     decode_layer_s=384e-6,
     handover_s=0.130,
     reserve_bytes=_RESERVE_BYTES,

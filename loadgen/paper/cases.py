@@ -12,7 +12,7 @@ from compose.fabric import parse_shape
 from loadgen.load import Offline
 from loadgen.paper.calibration import OFFLINE, ONLINE, Calibration, calibrated
 from loadgen.simulator import Cluster, Scenario, offline, simulate
-from loadgen.steady import Stream, get_stream, steady
+from loadgen.steady import Stream, busy, get_stream, steady
 from loadgen.systems import BOUND_AS
 from loadgen.workload import Source
 
@@ -77,17 +77,17 @@ class Size:
         job = (
             "offline: every agent plays its whole trajectory; JCT is the makespan"
             if not self.turns
-            else f"offline (--quick): twice as many windows of {self.turns} turns as agents; JCT is the turns of whole"
-            " trajectories over the rate at which turns ended while all agents were active: the tail is not in it"
+            else f"offline (--quick): windows of up to {self.turns} turns, twice as many as agents; JCT is the turns of"
+            " whole trajectories over the rate at which turns ended while all agents were active: the tail is not in it"
         )
         return (
             f"{job}. online: agents that arrive at a rate for {self.duration_s:g} s, each with a window of"
-            f" {self.online_turns} turns from anywhere in its trajectory, so that the mix of contexts is that of a"
-            " cluster which has served for long; a trajectory's JCT is its number of turns times a turn's mean time"
+            f" up to {self.online_turns} turns from anywhere in its trajectory, so that the mix of contexts is that of"
+            " a cluster which has served for long; a trajectory's JCT is its number of turns times a turn's mean time"
         )
 
 
-FULL = Size(turns=0, online_turns=8, duration_s=300.0)
+FULL = Size(turns=0, online_turns=4, duration_s=300.0)
 QUICK = Size(turns=3, online_turns=4, duration_s=90.0)
 
 
@@ -104,7 +104,8 @@ class Runner:
         """The outcome of simulate(), with where it belongs in a sweep and with job_s (offline) or trajectory_s (online:
         of a mean trajectory), in seconds, as Size.statement says."""
         if case not in self.results:
-            stream = get_stream(case.source, case.cluster.limit, self.size.online_turns, self.seed)
+            turns = self.size.online_turns if case.aps else self.size.turns or self.size.online_turns
+            stream = get_stream(case.source, case.cluster.limit, turns, self.seed)
             scenario = self._scenario(case, stream)
             result = simulate(scenario, lambda done: self.on_progress(case.title, done))
             self.results[case] = {**self._place(case, scenario, stream), **result, **self._job(case, stream, result)}
@@ -120,8 +121,7 @@ class Runner:
             first = tuple(replace(trajectory, turns=trajectory.turns[: case.first_turns]) for trajectory in whole)
             scenario = replace(scenario, load=Offline(first, case.agents))
         elif size.turns:
-            windows = 2 * case.agents
-            scenario = offline(cluster, system, case.source, case.agents, windows, size.turns, False, self.seed)
+            scenario = busy(cluster, system, stream, case.agents, self.seed)
         else:
             scenario = offline(cluster, system, case.source, case.agents, seed=self.seed)
         return calibrated(scenario, case.calibrated)
