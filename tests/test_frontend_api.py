@@ -237,15 +237,16 @@ async def test_a_request_id_is_taken_over(served: Served) -> None:
     assert response.headers["x-request-id"] in response.json()["id"], "what is no plain name is not taken over"
 
 
-async def test_many_clients_at_once(served: Served) -> None:
+async def test_many_clients_at_once(model: Path) -> None:
     async def script(attempt: Any) -> None:
         await attempt.output([token for token in attempt.request.tokens if token != BOS])
 
-    served.cluster.script = script
-    prompts = [f"client {i} says 😀" for i in range(60)]
-    streams = await asyncio.gather(*(served.stream(prompt=prompt) for prompt in prompts))
-    assert [text_of(events) for events in streams] == prompts
-    await served.ended()
+    async with serve(model, timeouts__call_s=10.0) as served:
+        served.cluster.script = script
+        prompts = [f"client {i} says 😀" for i in range(60)]
+        streams = await asyncio.gather(*(served.stream(prompt=prompt) for prompt in prompts))
+        assert [text_of(events) for events in streams] == prompts
+        await served.ended()
 
 
 # ---- the other routes ----------------------------------------------------------------------------------------------

@@ -17,7 +17,13 @@ from common.errors import DualPathError
 from services.frontend.client_request import Asked
 from services.frontend.errors import HANDLERS, REQUEST_ID, ApiError
 from services.frontend.generation import asked
-from services.frontend.limits import DEFAULT_COMPLETION_TOKENS, check_hit_tokens, check_model, check_token_ids
+from services.frontend.limits import (
+    DEFAULT_COMPLETION_TOKENS,
+    check_hit_tokens,
+    check_model,
+    check_prompt,
+    check_token_ids,
+)
 from services.frontend.model import ServedModel
 from services.frontend.openapi import describe
 from services.frontend.requests import Call, Requests
@@ -143,7 +149,7 @@ class _Api:
         except ValueError as error:
             raise ApiError(f"messages: the chat template refuses them: {error}", "messages") from None
         # the template has written every special token that the model wants
-        prompt = await tokenizer.encode(text, add_special_tokens=False)
+        prompt = await tokenizer.encode(text, add_special_tokens=False, check=self._fits("messages"))
         model, limit = self._model, self._cluster.context_limit
         sequences = asked(body, "messages", [prompt], model, limit, None, call.tenant.salt)
         choices: list[Choice] = [ChatChoice(index, body, self._token_bytes) for index in range(len(sequences))]
@@ -205,8 +211,13 @@ class _Api:
 
     async def _prompt(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
-            return await self._tokenizer("prompt").encode(prompt, add_special_tokens=True)
+            return await self._tokenizer("prompt").encode(prompt, add_special_tokens=True, check=self._fits("prompt"))
         return prompt
+
+    def _fits(self, field: str) -> Callable[[int], None]:
+        """The check of a prompt's length, for a text of which that is not known yet."""
+        limit = self._cluster.context_limit
+        return lambda num_tokens: check_prompt(field, num_tokens, limit)
 
     async def _generate(
         self, request: Request, call: Call, body: GenerationRequest, sequences: Sequence[Asked], answer: Answer

@@ -105,7 +105,7 @@ def asked(
         raise ApiError(f"logprobs: {model.name!r} is a profiled model, which computes no logits", "logprobs")
     sequences: list[Asked] = []
     for prompt in prompts:
-        check_prompt(field, prompt, limit)
+        check_prompt(field, len(prompt), limit)
         check_token_ids(field, prompt, model.vocab_size)
         sequences += _of_prompt(body, prompt, n, model, limit, default_max_tokens, salt, hit_tokens)
     return sequences

@@ -33,14 +33,14 @@ def check_token_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
             raise ApiError(f"{field}: token ids must be from 0 to {vocab_size - 1}, got {value} at index {at}", field)
 
 
-def check_prompt(field: str, prompt: Sequence[int], limit: int) -> None:
+def check_prompt(field: str, num_tokens: int, limit: int) -> None:
     """There is a prompt, and room for at least one token after it. limit: tokens of prompt and output together."""
-    if not prompt:
+    if not num_tokens:
         raise ApiError(f"{field}: must have at least 1 token, got 0", field)
-    if len(prompt) >= limit:
+    if num_tokens >= limit:
         message = (
             f"{field}: the context is limited to {limit} tokens and at least 1 must be generated; "
-            f"got a prompt of {len(prompt)} tokens"
+            f"got a prompt of {num_tokens} tokens"
         )
         raise ApiError(message, field, code="context_length_exceeded")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -22,6 +22,9 @@ CONTEXT_TOKENS = 6
 #: A byte of its own, and a space, in the vocabularies that SentencePiece makes.
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 SPACE_PIECE = "\u2581"
+
+
+Check = Callable[[int], None]
 
 
 class Tokenizer:
@@ -43,12 +46,13 @@ class Tokenizer:
         self._threads = asyncio.Semaphore(MAX_THREADS)
         release_free_memory()
 
-    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text. add_special_tokens: with what the model wants around it, such as a first BOS."""
+    async def encode(self, text: str, add_special_tokens: bool, check: Check = lambda count: None) -> list[int]:
+        """Token ids of a text. add_special_tokens: with what the model wants around it, such as a first BOS. check: is
+        called with their number, and may raise; only then they become a list, which is no work for another thread."""
         if len(text) <= INLINE_CHARACTERS:
-            return self._encode(text, add_special_tokens)
+            return self._encode(text, add_special_tokens, check)
         async with self._threads:
-            return await asyncio.to_thread(self._encode_large, text, add_special_tokens)
+            return await asyncio.to_thread(self._encode_large, text, add_special_tokens, check)
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
@@ -82,15 +86,18 @@ class Tokenizer:
             return bytes.fromhex(match[1])
         return piece.replace(SPACE_PIECE, " ").encode()
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, check: Check) -> list[int]:
         # the batch call, unlike encode(), lets other threads run meanwhile; "fast" leaves out the offsets
-        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        check(len(encoding))
+        ids: list[int] = encoding.ids
         return ids
 
-    def _encode_large(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids = self._encode(text, add_special_tokens)
-        release_free_memory()
-        return ids
+    def _encode_large(self, text: str, add_special_tokens: bool, check: Check) -> list[int]:
+        try:
+            return self._encode(text, add_special_tokens, check)
+        finally:
+            release_free_memory()
 
 
 def _byte_alphabet() -> dict[str, int]:
