@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import median
 from typing import Any
 
@@ -33,6 +34,8 @@ BURST, PERIOD_S = 3.0, 240.0
 #: After the last arrival, in which all agents end.
 REST_S = 3600.0
 NEVER = 1 << 62
+#: Of which agents play one each, in turn, where a window is cut in two.
+WINDOWS = 100
 
 CASES = {
     "rollout": "all agents start at once; the first half of their turns appends 90 % of what they append, the second"
@@ -89,7 +92,7 @@ class Experiment:
     def load(self, case: str, index: int) -> tuple[Load, Turn]:
         """Of a round. With the mean turn, from which alpha and beta follow."""
         seed = self.seed + index
-        played = Source().load(self.start.limit, seed).trajectories
+        played = _native(self.start.limit)
         if case == "rollout":
             agents = round(AGENTS_A_NODE * self.nodes * self.gpus / self.start.hardware.gpus)
             turns = self.rollout
@@ -105,7 +108,7 @@ class Experiment:
             times = on_off_arrivals(rate, BURST, PERIOD_S, self.duration_s, seed)
             return self._stream(times, played, seed), turn
         half = self.turns // 2
-        changed = [phased(t) for t in _windows(played, len(played), 2 * half, seed)]
+        changed = [phased(t) for t in _windows(played, WINDOWS, 2 * half, seed)]
         readers, writers = (
             [replace(t, turns=t.turns[part], prefix=t.turns[part][0].context) for t in changed]
             for part in (slice(0, half), slice(half, None))
@@ -155,6 +158,12 @@ class Experiment:
             "placement": "simulated",
             **there,
         }
+
+
+@lru_cache(1)
+def _native(limit: int) -> tuple[Trajectory, ...]:
+    """The paper's 64K set, cut at so many tokens of context."""
+    return Source().load(limit, 0).trajectories
 
 
 def _windows(played: Sequence[Trajectory], count: int, turns: int, seed: int) -> list[Trajectory]:

@@ -205,7 +205,7 @@ work = st.floats(0.05, 20.0)
 sizes = st.integers(1, 12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(prefill=sizes, decode=sizes, prefill_s=work, decode_s=work, noise=st.floats(0, 0.05), seed=st.integers(0, 99))
 def test_a_constant_load_leads_to_the_best_ratio_and_rest(prefill, decode, prefill_s, decode_s, noise, seed):
     plant = Plant(prefill, decode, prefill_s, decode_s, noise=noise, seed=seed).run(1500)
@@ -217,7 +217,7 @@ def test_a_constant_load_leads_to_the_best_ratio_and_rest(prefill, decode, prefi
     assert plant.rate >= 0.85 * best(plant)  # a step may be worth less than its cost, or less than can be told
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(prefill=sizes, decode=sizes, shares=st.tuples(st.floats(0.01, 0.85), st.floats(0.01, 0.85)),
        noise=st.floats(0, 0.3), seed=st.integers(0, 99))  # fmt: skip
 def test_a_load_that_both_sides_can_bear_changes_nothing(prefill, decode, shares, noise, seed):

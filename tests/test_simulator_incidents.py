@@ -93,7 +93,7 @@ incident = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(incidents=st.lists(incident, max_size=3), system=st.sampled_from(["dualpath", "basic", "dualpath+split"]),
        seed=st.integers(0, 3))  # fmt: skip
 def test_whatever_happens_every_turn_ends_once_with_each_token_made_once(incidents, system, seed):
@@ -246,7 +246,7 @@ def test_a_node_that_fails_while_it_changes_its_role_is_gone(monkeypatch, at, sw
     assert switch.serving is None and (switch.empty is None) == (at == 2.1)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_roles_that_change_at_any_time_lose_nothing(data):
     plan = [
