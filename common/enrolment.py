@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from typing import Any
 
 from common.clock import monotonic
 from common.config import TimeoutsConfig, endpoint_host
@@ -94,27 +95,35 @@ class Enrolment:
             self._lag(max(monotonic() - due, 0.0))
 
     async def _beat(self, scheduler: str) -> bool:
-        """One heartbeat; True if the scheduler that has us has gone. An answer counts from when it was asked for,
-        however late it comes."""
-        sent, patience = monotonic(), self._timeouts.heartbeat_timeout_s
-        beat = Heartbeat(self._member.incarnation, self._report(), scheduler)
-        call = asyncio.ensure_future(self._scheduler().call(beat, patience))
+        """A heartbeat, repeated until one is answered; True if the scheduler that has us has gone. An answer counts
+        from when it was asked for, however late it comes; what the last scheduler was asked the next one never answers.
+        """
+        patience = self._timeouts.heartbeat_timeout_s
+        asked: dict[asyncio.Future[Any], float] = {}
         try:
-            while not (await asyncio.wait({call}, timeout=min(TRY_S, patience / 2)))[0]:
+            while True:
+                beat = Heartbeat(self._member.incarnation, self._report(), scheduler)
+                asked[asyncio.ensure_future(self._scheduler().call(beat, patience))] = monotonic()
+                every = min(TRY_S, patience / 3)
+                answered, _ = await asyncio.wait(asked, timeout=every, return_when=asyncio.FIRST_COMPLETED)
+                for call in answered:
+                    sent = asked.pop(call)
+                    error = call.exception()
+                    code = error.code if isinstance(error, DualPathError) else None
+                    if code in (ErrorCode.UNREACHABLE, ErrorCode.OVERLOADED):
+                        continue  # nobody has heard it
+                    self._lease = sent + patience
+                    if code is ErrorCode.STRANGER:
+                        return True  # who answers at its address has taken its place
+                    call.result()
+                    return False
                 if await self._check_lease(self._scheduler().endpoint):
                     return True
-            call.result()
-        except DualPathError as error:
-            if error.code is ErrorCode.UNREACHABLE:
-                return await self._check_lease(self._scheduler().endpoint)
-            if error.code is not ErrorCode.STRANGER:
-                raise
-            self._lease = sent + patience  # who answers at its address has taken its place
-            return True
+                if answered:
+                    await asyncio.sleep(every)
         finally:
-            call.cancel()
-        self._lease = sent + patience
-        return False
+            for call in asked:
+                call.cancel()
 
     async def _begin_again(self) -> None:
         self._log.warning("the scheduler has gone: its work is void")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from common.faults import Fault
 from services.scheduler.service import Scheduler
 from tests.cluster import Cluster, cluster_config
 from tests.lifecycle_harness import Live, client_of, live_cluster, under_load
@@ -158,6 +159,15 @@ async def test_a_member_does_not_outlive_its_lease_while_the_scheduler_may_live(
         assert "no lease" in str(engine.failure)
         for service in live.services:
             service.failure = None  # as it should
+
+
+async def test_a_lost_heartbeat_is_sent_again_within_the_lease(tmp_path: Path) -> None:
+    fault = Fault(point="message", action="drop", type="Heartbeat", process="decode-0", after=2, times=1)
+    async with live_cluster(tmp_path, faults=[fault], **SHORT) as live:
+        engine = live.cluster.decode(0)
+        await asyncio.sleep(4.0)
+        assert engine.failure is None and live.cluster.scheduler.registry.get(engine.incarnation) is not None
+        assert engine.faults._seen[0] > 4, "heartbeats went on"
 
 
 async def test_the_order_in_which_processes_start_does_not_matter(tmp_path: Path) -> None:
