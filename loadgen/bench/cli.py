@@ -75,11 +75,12 @@ def _print(result: dict[str, Any], console: Console) -> None:
             table.add_row(size, way, number(rate["median"]), f"{number(rate['q1'])} - {number(rate['q3'])}", cpu)
     console.print(table)
     ratios = Table(title="Ratios of rates (_cpu: of CPU time a byte, theirs over ours)", title_justify="left")
-    for name in ("ratio", "median", "quartiles"):
+    for name in ("ratio", "median", "quartiles", "best"):
         ratios.add_column(name, justify="left" if name == "ratio" else "right")
     for name, value in result["ratios"].items():
         spread = result["spreads"].get(name)
-        ratios.add_row(name, f"{value:.2f}", f"{spread['q1']:.2f} - {spread['q3']:.2f}" if spread else "")
+        quartiles, best = (f"{spread['q1']:.2f} - {spread['q3']:.2f}", f"{spread['best']:.2f}") if spread else ("", "")
+        ratios.add_row(name, f"{value:.2f}", quartiles, best)
     console.print(ratios)
     if "event_loops" in result:
         _print_loops(result["event_loops"], console)

@@ -41,8 +41,10 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def ratio(ours: Sequence[Measured], theirs: Sequence[Measured]) -> dict[str, float]:
-    """Our rate over theirs, round by round, as far as both have them."""
-    return spread([own.gib_per_s / other.gib_per_s for own, other in zip(ours, theirs, strict=False)])
+    """Our rate over theirs, round by round, as far as both have them; best: of each one's least disturbed round."""
+    found = spread([own.gib_per_s / other.gib_per_s for own, other in zip(ours, theirs, strict=False)])
+    best = [max(one.gib_per_s for one in measured) for measured in (ours, theirs)]
+    return {**found, "best": best[0] / best[1]}
 
 
 def summary(measured: Sequence[Measured]) -> dict[str, Any]:
