@@ -11,6 +11,7 @@ import struct
 import sys
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -19,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import NetworkConfig, RdmaConfig
+from common.config import NetworkConfig, RdmaConfig, load_config
 from common.errors import ConfigError
 from common.metrics import Metrics
 from common.transport.verbs.control import Ask, ControlStream, EndOfStream, Hello, QueuePairAddress
@@ -29,8 +30,9 @@ from common.transport.verbs.listener import refusal
 from common.transport.verbs.mover import VerbsMover
 from common.transport.verbs.nics import Gid, Place, Port, choose
 from common.transport.verbs.window import Window
-from common.transport.verbs.work import LIST_WRITES, WorkList
+from common.transport.verbs.work import LIST_WRITES, Flags, WorkList
 from common.wire import PROTOCOL_VERSION
+from services.launcher import rdma
 from tests.transport_support import end
 
 LINK_LOCAL = Gid(0, "fe80:0000:0000:0000:0242:acff:fe11:0002", "RoCE v2")
@@ -103,36 +105,55 @@ def test_what_cannot_be_had_is_refused_in_one_line_that_names_the_fix(
 # ---- flow control ----------------------------------------------------------------------------------------------------
 
 
-@given(credits=st.integers(1, 5), before=st.sampled_from([0, 2**32 - 3]), steps=st.lists(st.integers(0, 99)))
-def test_a_window_lets_no_more_through_than_there_are_credits(credits: int, before: int, steps: list[int]) -> None:
-    """Against the three plain lists that it stands for; before: lists long over, so that numbers wrap."""
-    window = Window(credits)
-    window._posted = window._sent = window._acknowledged = window._over = before
-    posted: list[int] = []
-    sent = acknowledged = over = 0
+@given(
+    credits=st.integers(1, 5),
+    places=st.integers(4, 9),
+    every=st.integers(1, 4),
+    steps=st.lists(st.integers(0, 99), max_size=60),
+)
+def test_a_window_lets_no_more_through_than_credits_and_the_send_queue_allow(
+    credits: int, places: int, every: int, steps: list[int]
+) -> None:
+    """Against the plain list of what was posted, with the places of its signals."""
+    window = Window(credits, places, every)
+    signals: list[bool] = []
+    acknowledged = over = free_to = 0
     for step in steps:
         match step % 4:
             case 0 if window.open:
-                assert len(posted) - over < credits
-                number = window.post()
-                assert number == (before + len(posted)) % 2**32
-                posted.append(number)
-            case 1 if sent < len(posted):
+                number, signalled = window.post()
+                assert number == len(signals)
+                signals.append(signalled)
+                assert signals[-every:].count(True) == min(1, len(signals) // every)
+            case 1 if True in signals[free_to:]:
+                free_to += signals[free_to:].index(True) + 1
                 window.sent()
-                sent += 1
             case 2:
-                acknowledged += step // 4 % (len(posted) - acknowledged + 1)
-                window.acknowledge((before + acknowledged) % 2**32)
+                acknowledged += step // 4 % (len(signals) - acknowledged + 1)
+                window.acknowledge(acknowledged)
             case 3:
-                assert window.take_over() == min(sent, acknowledged) - over
-                over = min(sent, acknowledged)
-        assert window.waits_for_sent == (acknowledged > sent)
-        assert window.open == (len(posted) - over < credits)
+                assert window.take_over() == acknowledged - over
+                over = acknowledged
+        assert window.waits_for_sent == (len(signals) - free_to == places)
+        assert window.open == (len(signals) - acknowledged < credits and len(signals) - free_to < places)
+        assert len(signals) - free_to <= places and len(signals) - acknowledged <= credits
+
+
+def test_numbers_wrap_as_the_notices_do() -> None:
+    window = Window(4, 8, 4)
+    window._posted = window._sent = window._acknowledged = window._over = 2**32 - 2
+    assert [window.post()[0] for _ in range(4)] == [2**32 - 2, 2**32 - 1, 0, 1]
+    window.acknowledge(1)
+    assert window.take_over() == 3 and window.open
+    window.acknowledge(2)
+    assert window.take_over() == 1
 
 
 def test_a_window_takes_no_acknowledgement_of_what_was_not_sent() -> None:
-    window = Window(4)
+    window = Window(4, 4, 2)
     window.post()
+    with pytest.raises(ValueError, match="nothing"):
+        window.sent()
     window.post()
     for wrong in (3, 2**31, 2**32 - 1):
         with pytest.raises(ValueError, match="not sent"):
@@ -140,7 +161,6 @@ def test_a_window_takes_no_acknowledgement_of_what_was_not_sent() -> None:
     window.acknowledge(2)
     with pytest.raises(ValueError, match="not sent"):
         window.acknowledge(1)
-    window.sent()
     window.sent()
     with pytest.raises(ValueError, match="nothing"):
         window.sent()
@@ -165,15 +185,14 @@ class _Request:
         self.rkey, self.target = rkey, target
 
 
-INLINE, LAST = 8, 3
+FLAGS = Flags(inline=8, signalled=2, solicited=1)
 
 
 def _work() -> WorkList:
     requests = [_Request() for _ in range(LIST_WRITES)]
     for request, following in pairwise(requests):
         request.next = following
-    requests[-1].send_flags = LAST
-    return WorkList(requests, [request.element for request in requests], INLINE, LAST, 100)
+    return WorkList(requests, [request.element for request in requests], FLAGS, 100)
 
 
 def _chain(head: _Request | None) -> list[_Request]:
@@ -194,21 +213,22 @@ def _chain(head: _Request | None) -> list[_Request]:
             ),
             st.integers(1, 3),
             st.integers(0, 2**32 - 1),
+            st.booleans(),
         ),
         min_size=1,
         max_size=4,
     )
 )
 def test_a_list_that_is_posted_again_has_nothing_left_of_what_it_was(
-    batches: list[tuple[list[tuple[int, int, int]], int, int]],
+    batches: list[tuple[list[tuple[int, int, int]], int, int, bool]],
 ) -> None:
     work = _work()
-    for writes, key, notice in batches:
-        chain = _chain(work.aim(np.array(writes, np.int64), key, 10 * key, notice))
+    for writes, key, notice, signalled in batches:
+        chain = _chain(work.aim(np.array(writes, np.int64), key, 10 * key, notice, signalled))
         assert [(r.element.addr, r.target, r.element.length) for r in chain] == writes
         assert {(r.element.lkey, r.rkey) for r in chain} == {(key, 10 * key)}
-        added = INLINE if max(length for *_, length in writes) <= 100 else 0
-        assert [r.send_flags for r in chain] == [added] * (len(writes) - 1) + [LAST | added]
+        inline = 8 if max(length for *_, length in writes) <= 100 else 0
+        assert [r.send_flags for r in chain] == [inline] * (len(writes) - 1) + [inline + 1 + 2 * signalled]
         assert chain[-1].imm_data == notice
 
 
@@ -323,3 +343,27 @@ def test_a_descriptor_is_taken_over_from_another_process() -> None:
         os.close(memory)
     with pytest.raises(OSError):
         take_over(os.getpid(), 1 << 20)
+
+
+# ---- a cluster on this host ------------------------------------------------------------------------------------------
+
+
+def test_the_demo_takes_the_first_two_interfaces_unless_some_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ports = [_port("mlx5_9", active=False), _port(), _port("mlx5_1", SECOND)]
+    monkeypatch.setattr(rdma, "find_ports", lambda: ports)
+    settings = rdma.rdma_settings(tmp_path)
+    assert settings.pop("security.curve_dir") == str(tmp_path / "keys")
+    assert (tmp_path / "keys" / "cluster.key_secret").exists()
+    assert settings == {"network.snic": "mlx5_0:1", "network.cnic": "mlx5_1:1"}
+    config = load_config(overrides={**settings, "security.curve_dir": str(tmp_path / "keys")})
+    assert config.network.snic == "mlx5_0:1"
+
+    monkeypatch.setenv("DUALPATH_NETWORK__SNIC", "10.7.2.1")
+    monkeypatch.setenv("DUALPATH_SECURITY__CURVE_DIR", str(tmp_path / "keys"))
+    del ports[2]
+    assert rdma.rdma_settings(tmp_path) == {"network.cnic": "mlx5_0:1"}
+    ports.pop()
+    with pytest.raises(ConfigError, match="needs an RDMA interface that is up"):
+        rdma.rdma_settings(tmp_path)

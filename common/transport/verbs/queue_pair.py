@@ -42,7 +42,7 @@ class Owner(Protocol):
         """The peer's next notice: everything that it had written before is in place."""
 
     def sent(self) -> None:
-        """The next of our own signalled requests has ended: our memory is not read for it any more."""
+        """The next of our own signalled requests has ended, and all before it."""
 
     def drained(self) -> bool:
         """No completion is left. Whether one of our own requests is waited for, which does not come with a notice."""
@@ -76,9 +76,11 @@ class QueuePair:
 
     def _open(self, sends: int, receives: int) -> None:
         from pyverbs.cq import CQ, CompChannel
+        from pyverbs.pyverbs_error import PyverbsError
         from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 
         device, verbs = self._device, constants()
+        self._error = PyverbsError
         self._success, self._received = verbs.IBV_WC_SUCCESS, verbs.IBV_WC_RECV
         self._signalled, self._solicited = verbs.IBV_SEND_SIGNALED, verbs.IBV_SEND_SOLICITED
         self._channel, self._fd = _open_channel(CompChannel, device)
@@ -145,8 +147,10 @@ class QueuePair:
 
     def post(self, head: Any) -> None:
         """A linked list of work requests, with one doorbell. ConnectionError."""
-        with _as_connection_error("cannot post"):
+        try:
             self._pair.post_send(head)
+        except self._error as error:
+            raise ConnectionError(f"cannot post: {error}") from None
         if self._device.spin:
             self._spin()
 

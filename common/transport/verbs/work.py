@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,22 +19,27 @@ from common.transport.verbs.constants import constants
 LIST_WRITES = 64
 
 
-class WorkList:
-    """LIST_WRITES RDMA writes, linked; the last one carries the notice and the only completion.
+class Flags(NamedTuple):
+    """Send flags of verbs."""
 
-    requests and elements: SendWRs, and the scatter-gather element that each refers to. last: the last one's send flags;
-    inline: what is added to all where the bytes, at most inline_bytes a write, travel in the requests themselves.
+    inline: int
+    signalled: int
+    solicited: int
+
+
+class WorkList:
+    """LIST_WRITES RDMA writes, linked; the last one carries the notice and, where it is wanted, the only completion.
+
+    requests and elements: SendWRs, and the scatter-gather element that each refers to. inline_bytes: a list of writes
+    of at most so many bytes carries them in the requests themselves.
     """
 
-    def __init__(
-        self, requests: Sequence[Any], elements: Sequence[Any], inline: int, last: int, inline_bytes: int
-    ) -> None:
+    def __init__(self, requests: Sequence[Any], elements: Sequence[Any], flags: Flags, inline_bytes: int) -> None:
         self._requests = requests
         self._elements = elements
-        self._inline = inline
-        self._last = last
+        self._flags = flags
         self._inline_bytes = inline_bytes
-        self._inlined = False
+        self._inline = 0
         self._lkey = -1
 
     @classmethod
@@ -50,12 +55,11 @@ class WorkList:
             request.sg_list = element  # its own copy would be out of reach
         for request, following in pairwise(requests):
             request.next_wr = following
-        last = verbs.IBV_SEND_SIGNALED | verbs.IBV_SEND_SOLICITED
         requests[-1].opcode = verbs.IBV_WR_RDMA_WRITE_WITH_IMM
-        requests[-1].send_flags = last
-        return cls(requests, elements, verbs.IBV_SEND_INLINE, last, inline_bytes)
+        flags = Flags(verbs.IBV_SEND_INLINE, verbs.IBV_SEND_SIGNALED, verbs.IBV_SEND_SOLICITED)
+        return cls(requests, elements, flags, inline_bytes)
 
-    def aim(self, writes: NDArray[np.int64], lkey: int, rkey: int, notice: int) -> Any:
+    def aim(self, writes: NDArray[np.int64], lkey: int, rkey: int, notice: int, signalled: bool) -> Any:
         """The head of a list that does these writes, [n, 3] of source address, target address and length with n up to
         LIST_WRITES, in order. It is to be posted before the next call."""
         if lkey != self._lkey:
@@ -69,14 +73,12 @@ class WorkList:
             element.addr = source
             element.length = length
             request.set_wr_rdma(rkey, target)
-        if (writes[:, 2].max() <= self._inline_bytes) != self._inlined:
-            self._flip_inline()
-        self._requests[-1].imm_data = notice
+        inline = self._flags.inline if writes[:, 2].max() <= self._inline_bytes else 0
+        if inline != self._inline:
+            self._inline = inline
+            for request in self._requests[:-1]:
+                request.send_flags = inline
+        last = self._requests[-1]
+        last.send_flags = self._flags.solicited | inline | (self._flags.signalled if signalled else 0)
+        last.imm_data = notice
         return self._requests[first]
-
-    def _flip_inline(self) -> None:
-        self._inlined = not self._inlined
-        added = self._inline if self._inlined else 0
-        for request in self._requests[:-1]:
-            request.send_flags = added
-        self._requests[-1].send_flags = self._last | added

@@ -34,6 +34,10 @@ from common.wire import PROTOCOL_VERSION
 MAX_LIST_BYTES = 4 << 20
 #: Lists of one connection that may be under way. The receiver's credits can only lower it.
 MAX_LISTS = 8
+#: One of so many lists is signalled: taking a completion costs as much as aiming a hundred writes.
+SIGNAL_EVERY = 4
+#: Lists that the send queue holds.
+PLACES = MAX_LISTS + SIGNAL_EVERY
 
 
 class Flow:
@@ -161,7 +165,7 @@ class Connection:
     async def _connect(self) -> ControlStream:
         host, _, port = self._address.rpartition(":")
         stream = self._stream = await ControlStream.connect(host.strip("[]"), int(port), self._device.place.address)
-        self._pair = QueuePair(self._device, self, MAX_LISTS * LIST_WRITES, MAX_LISTS)
+        self._pair = QueuePair(self._device, self, PLACES * LIST_WRITES, MAX_LISTS)
         index = TRAFFIC_CLASSES.index(self._class)
         stream.send(Hello(PROTOCOL_VERSION, self._incarnation, index, self._pair.address))
         answer = await stream.receive()
@@ -170,7 +174,7 @@ class Connection:
         if not isinstance(answer, Welcome):
             raise ConnectionError(f"said {type(answer).__name__} instead of Welcome")
         self._pair.connect(answer.pair, self._class)
-        self._window = Window(min(MAX_LISTS, answer.credits))
+        self._window = Window(min(MAX_LISTS, answer.credits), PLACES, SIGNAL_EVERY)
         for key in self._asked:
             stream.send(Ask(key))
         return stream
@@ -250,7 +254,8 @@ class Connection:
         if flow.lists:
             self._ready.append(flow)
         self._posted.append(flow)
-        head = self._device.work.aim(writes, flow.source.lkey, flow.granted.rkey, window.post())
+        number, signalled = window.post()
+        head = self._device.work.aim(writes, flow.source.lkey, flow.granted.rkey, number, signalled)
         try:
             self._pair.post(head)
         except ConnectionError as error:
@@ -269,7 +274,10 @@ class Connection:
 
     def sent(self) -> None:
         assert self._window is not None
-        self._window.sent()
+        try:
+            self._window.sent()
+        except ValueError as error:
+            self.reset(f"{self._address}: {error}")
 
     def drained(self) -> bool:
         if self._window is None:
