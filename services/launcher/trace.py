@@ -79,8 +79,9 @@ def waterfall(spans: Sequence[Span]) -> Table:
         rows.append((span.name, span.process, f"{start:,.1f}", f"{length:,.1f}", bar, what))
     table = Table(title=", ".join(dict.fromkeys(span.request for span in spans)), title_justify="left")
     for index, name in enumerate(("span", "process", "from, ms", "ms", "", "what")):
-        width = None if name == "what" else max(len(row[index]) for row in rows)  # what is cut, if anything
-        table.add_column(name, justify="right" if "ms" in name else "left", no_wrap=True, min_width=width)
+        told = name == "what"  # takes what room there is
+        width = None if told else max(len(name), *(len(row[index]) for row in rows))
+        table.add_column(name, justify="right" if "ms" in name else "left", no_wrap=not told, min_width=width)
     for row in rows:
         table.add_row(*row)
     return table
