@@ -3,6 +3,7 @@ come to. All of one round play the same load; the controller has the same consta
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -96,7 +97,7 @@ class Experiment:
         if case == "rollout":
             agents = round(AGENTS_A_NODE * self.nodes * self.gpus / self.start.hardware.gpus)
             turns = self.rollout
-            taken = _windows(played, agents, turns, seed) if turns else extend(played, agents, seed)
+            taken = _windows(played, agents, turns, seed) if turns else _whole(played, agents, seed)
             rollouts = [phased(trajectory) if len(trajectory.turns) > 1 else trajectory for trajectory in taken]
             return Offline(rollouts, agents, whole=True), _mean_turn(rollouts)
         turn = _mean_turn(played)
@@ -171,6 +172,11 @@ def _windows(played: Sequence[Trajectory], count: int, turns: int, seed: int) ->
         return windows(played, count, turns, seed)
     except ValueError as error:
         raise ConfigError(f"{error}: take fewer nodes or GPUs") from None
+
+
+def _whole(played: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
+    """Each once before one comes again."""
+    return extend(random.Random(f"rollout/{seed}").sample(played, len(played)), count, seed)
 
 
 def _mean_turn(played: Sequence[Trajectory]) -> Turn:

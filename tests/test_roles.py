@@ -76,6 +76,8 @@ class Plant:
             assert not (waiting and decided), "one at a time"
             assert len(decided) <= max(1, (self.prefill + self.decode) // 4)
             for switch in decided:
+                lost = self.controller.regret if switch.to is PREFILL else -self.controller.regret
+                assert lost >= self.config.switch_s, "it has not cost as much as the switch will"
                 self.switches.append((self.now, switch))
                 assert self.roles.pop(switch.node) is not switch.to
                 self.away[switch.node] = (self.now + self.config.switch_s + 3.0, switch.to)

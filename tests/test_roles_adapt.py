@@ -35,6 +35,12 @@ def test_too_few_nodes_to_change_a_role():
         tiny(nodes=4)
 
 
+def test_whole_rollouts_of_two_rounds_differ_too():
+    first, other = (tiny(rollout=None).load("rollout", index)[0] for index in (0, 1))
+    assert isinstance(first, Offline) and isinstance(other, Offline)
+    assert {t.name for t in first.trajectories} != {t.name for t in other.trajectories}
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_all_contenders_of_a_round_play_the_same_load(case):
     experiment = tiny()
