@@ -9,6 +9,7 @@ from dataclasses import asdict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from common.config import NetworkConfig
 from common.errors import ConfigError
@@ -17,6 +18,7 @@ from common.isolation.phases import Place, bulk_from, ping_from, target_at
 from common.isolation.side import Role, Task, read_task
 from common.transport.base import Intent
 from loadgen.bench.isolation_result import result_of
+from loadgen.cli import app
 from loadgen.report_html import write_report
 
 TCP = Place("127.0.0.1", NetworkConfig(transport="tcp"))
@@ -139,3 +141,15 @@ async def test_a_target_that_is_gone_is_an_error_and_nothing_stays():
         async with bulk_from([TCP], gone, Intent.KV_LOAD, 1):
             pytest.fail("there is nobody to write to")
     assert asyncio.all_tasks() == before
+
+
+# -- the command --
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [(["--rate", "fast"], "--rate 'fast' is not a rate"), (["--out", "/nowhere/r.json"], "no such directory")],
+)
+def test_what_cannot_be_measured_is_said_before_anything_runs(arguments, reason):
+    told = CliRunner().invoke(app, ["bench", "isolation", *arguments])
+    assert told.exit_code == 2 and reason in told.stderr

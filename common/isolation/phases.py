@@ -66,9 +66,9 @@ class Side:
 
 
 @asynccontextmanager
-async def target_at(place: Place) -> AsyncIterator[str]:
-    """A process that can be written to; its RegionDescriptor in hex. ConfigError."""
-    side = Side.start(place.task(Role.TARGET), place.prefix)
+async def target_at(place: Place, gives_way: bool = False) -> AsyncIterator[str]:
+    """A process that can be written to; its RegionDescriptor in hex. gives_way: it is for bulk. ConfigError."""
+    side = Side.start(place.task(Role.TARGET, gives_way=gives_way), place.prefix)
     try:
         yield await side.hear(START_S)
     finally:
@@ -82,7 +82,7 @@ async def bulk_from(places: Sequence[Place], target: str, intent: Intent, flows:
     async with AsyncExitStack() as ends:
         sides = []
         for place in places:
-            task = place.task(Role.BULK, target=target, intent=intent, flows=flows)
+            task = place.task(Role.BULK, target=target, intent=intent, flows=flows, gives_way=True)
             sides.append(Side.start(task, place.prefix))
             ends.callback(sides[-1].end)
         for side in sides:

@@ -46,6 +46,8 @@ BULK_BYTES, BULK_IN_FLIGHT = 1 << 20, 4
 SETTLE_S = 0.7
 #: A write that takes longer fails: queues of the network are far shorter.
 TRANSFER_S = 10.0
+#: Of a process that gives way; positive, so that anybody may.
+NICE = 10
 #: Of one ping process at most, so that its answer fits in a line.
 MAX_PINGS = 50_000
 
@@ -60,7 +62,8 @@ class Role(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Task:
     """host: the interface, address or RDMA device. target: RegionDescriptor in hex; intent: whose class the bytes ride;
-    seconds: for how long a ping process measures; flows: connections of a bulk process."""
+    seconds: for how long a ping process measures; flows: connections of a bulk process. gives_way: to others that want
+    a CPU, because it is the network that is measured."""
 
     role: Role
     host: str = ""
@@ -69,6 +72,7 @@ class Task:
     intent: Intent = Intent.MODEL_COLLECTIVE
     seconds: float = 1.0
     flows: int = 1
+    gives_way: bool = False
 
     def line(self) -> str:
         return json.dumps(asdict(self)) + "\n"
@@ -161,6 +165,8 @@ def _end_with_input() -> None:
 def main() -> None:
     task = read_task(sys.stdin.readline())
     threading.Thread(target=_end_with_input, name="lifeline", daemon=True).start()
+    if task.gives_way:
+        os.nice(NICE)
     if task.role is Role.AWAKE:
         stay_awake()
     setup_logging("warning", "console")  # to stderr: stdout is for answers

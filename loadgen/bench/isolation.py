@@ -51,7 +51,8 @@ async def _targets(fabric: Fabric) -> AsyncIterator[tuple[str, str]]:
     """One for small messages, one for bulk: processes that do not hold up one another."""
     async with AsyncExitStack() as ends:
         place = _place(fabric, RECEIVER)
-        yield await ends.enter_async_context(target_at(place)), await ends.enter_async_context(target_at(place))
+        small, big = target_at(place), target_at(place, gives_way=True)
+        yield await ends.enter_async_context(small), await ends.enter_async_context(big)
 
 
 def _place(fabric: Fabric, node: str) -> Place:

@@ -44,7 +44,8 @@ def isolation(
             "rate_bytes_per_s": bytes_per_s,
             "seconds": seconds,
             "flows": flows,
-            "network": f"{SHAPE[0]}P{SHAPE[1]}D of namespaces, NICs shaped by the kernel at both ends; tcp transport",
+            "network": f"{SHAPE[0]}P{SHAPE[1]}D of namespaces, NICs shaped by the kernel at both ends; tcp transport; "
+            "CPUs kept awake, processes with bulk give way to those with small messages",
             "qos": QosConfig().model_dump(),
             "versions": versions(),
         }

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from common.config import Config, endpoint_host
+from common.config import Config, endpoint_host, load_config
 from common.errors import ConfigError
 from common.transport.verbs.device import has_devices
 from services.launcher import configuration
@@ -56,7 +56,7 @@ async def _doctor(file: Path | None, as_json: bool, listen: str, peer: str, seco
     values, _, problems = configuration.check(file)
     if values is None and (listen or peer):
         raise ConfigError(str(problems[0]))
-    config = values or Config()
+    config = values or _readable(file)
     if listen:
         with suppress(asyncio.CancelledError):
             await isolation.listen(config, listen)
@@ -70,6 +70,14 @@ async def _doctor(file: Path | None, as_json: bool, listen: str, peer: str, seco
         checks = [*bad, *await asyncio.to_thread(lambda: list(all_checks(config)))]
     _print(checks, extra, as_json)
     return 0 if healthy(checks) else 1
+
+
+def _readable(file: Path | None) -> Config:
+    """A configuration with problems, if they are not in its values; else the default one."""
+    try:
+        return load_config(file)
+    except ConfigError:
+        return Config()
 
 
 def all_checks(config: Config) -> Iterator[Check]:

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from common.config import Config, NetworkConfig, is_loopback
+from common.config import Config, NetworkConfig
 from common.errors import ConfigError, DualPathError
 from common.faults import Faults
 from common.isolation.latency import MOST_P50, MOST_P99, Latency, isolates, slowdown
@@ -21,11 +21,10 @@ from common.isolation.phases import Place, awake, bulk_from, ping_from, target_a
 from common.metrics import Metrics
 from common.rpc import Node, Peer
 from common.transport.base import Intent
-from common.transport.verbs.nics import is_address
 from common.wire import message
 from services.launcher.console import say
 from services.launcher.doctor.check import Check, Level
-from services.launcher.doctor.network import interface_of, read_interfaces
+from services.launcher.doctor.network import compute_interface, read_interfaces
 
 CALL_S = 10.0
 FLOWS = 2
@@ -59,9 +58,7 @@ def _place(config: Config) -> Place:
 
 
 def _mtu(config: Config) -> int:
-    if not (is_address(config.network.cnic) or is_loopback(config.network.cnic)):
-        return 0
-    found = interface_of(config.network.cnic, read_interfaces() or [])
+    found = compute_interface(config.network.cnic, read_interfaces() or [])
     return found.mtu if found is not None else 0
 
 
@@ -73,7 +70,7 @@ async def listen(config: Config, endpoint: str) -> None:
     """Answer callers until cancelled. ConfigError."""
     place, node = _place(config), _node(config)
     try:
-        async with target_at(place) as small, target_at(place) as big:
+        async with target_at(place) as small, target_at(place, gives_way=True) as big:
             targets = Targets(small, big, _mtu(config))
 
             def answer(msg: AskTargets, peer: Peer) -> Targets:
@@ -106,7 +103,7 @@ async def measure(config: Config, endpoint: str, seconds: float) -> tuple[dict[s
 
 def judge_mtu(own: int, peer: int) -> Check:
     if 0 in (own, peer):
-        return Check("MTU between hosts", Level.OK, "of an RDMA device: set-up of a queue pair compares it")
+        return Check("MTU between hosts", Level.OK, "not known here: the set-up of a queue pair compares it")
     level = Level.OK if own == peer else Level.FAIL
     fix = "" if own == peer else "set one MTU on both hosts and every switch between them"
     return Check("MTU between hosts", level, f"{own} here, {peer} there", fix)

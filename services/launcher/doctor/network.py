@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from common.config import Config, is_loopback
@@ -157,5 +158,18 @@ def check_network(config: Config) -> Iterator[Check]:
     for field, host in (("host", network.host), ("snic", network.snic), ("cnic", network.cnic)):
         if is_address(host) or is_loopback(host):
             yield judge_interface(f"network.{field}", host, interfaces)
-    if is_address(network.cnic) and (found := interface_of(network.cnic, interfaces)) is not None:
+    if (found := compute_interface(network.cnic, interfaces)) is not None:
         yield check_classes(found)
+
+
+def compute_interface(cnic: str, interfaces: Sequence[Interface]) -> Interface | None:
+    """Of an address, or of a RoCE device; an InfiniBand one has none whose queues would matter."""
+    if is_address(cnic) or is_loopback(cnic):
+        return interface_of(cnic, interfaces)
+    device, _, port = cnic.partition(":")
+    attributes = Path(f"/sys/class/infiniband/{device}/ports/{port or 1}/gid_attrs/ndevs/0")
+    try:
+        name = attributes.read_text().strip()
+    except OSError:
+        return None
+    return next((interface for interface in interfaces if interface.name == name), None)

@@ -10,26 +10,30 @@ from common.transport.verbs.device import find_ports, has_devices
 from common.transport.verbs.nics import Place, Port, choose
 from services.launcher.doctor.check import Check, Level
 
+_FIX = "load its driver (`rdma link` lists devices) and install the extra `rdma`, or set network.transport to tcp"
+
 
 def show_port(port: Port) -> str:
     kind = "RoCE" if port.ethernet else "InfiniBand"
     gids = "; ".join(map(str, port.gids)) or "none"
-    return f"{port}, {kind}, {'active' if port.active else 'down'}, MTU {port.mtu}, GIDs {gids}"
+    return f"{kind}, {'active' if port.active else 'down'}, MTU {port.mtu}, GIDs {gids}"
 
 
 def judge_rdma(config: Config, ports: Sequence[Port], broken: str) -> Iterator[Check]:
-    """broken: why devices cannot be asked, although there are some; empty if they can."""
+    """A check a device, and one for each interface that needs one. broken: why devices cannot be asked; empty if they
+    can."""
     network = config.network
     wanted, maybe = network.transport == "verbs", network.transport == "auto"
-    found = broken or " | ".join(map(show_port, ports)) or "no device"
-    if not wanted and not (maybe and (ports or broken)):
-        yield Check("RDMA", Level.OK, f"{found}; network.transport {network.transport} does without")
-        return
+    needed = wanted or (maybe and bool(ports or broken))
     bad = Level.FAIL if wanted else Level.WARN
+    for port in ports:
+        yield Check(f"RDMA {port.device}:{port.number}", Level.OK, show_port(port))
     if broken:
-        yield Check("RDMA", bad, broken, "install and permit it, or set network.transport to tcp")
+        yield Check("RDMA", bad if needed else Level.OK, broken, _FIX if needed else "")
+    elif not ports:
+        yield Check("RDMA", bad if needed else Level.OK, "no device", _FIX if needed else "")
+    if not needed or broken:
         return
-    yield Check("RDMA", Level.OK if ports else bad, found, "" if ports else "load its driver: `rdma link` lists them")
     for field, nic in (("snic", network.snic), ("cnic", network.cnic)):
         try:
             place = choose(nic, ports, network.rdma.gid_index, network.rdma.mtu)
