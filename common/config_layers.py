@@ -7,7 +7,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,17 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.field}: {self.what}" + (f" ({self.place})" if self.place != DEFAULT else "")
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, object]:
+    """Overrides out of FIELD=VALUE, as flags give them. ConfigError for anything else."""
+    overrides: dict[str, object] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", name):
+            raise ConfigError(f"--set {setting}: write SECTION.FIELD=VALUE")
+        overrides[name] = value
+    return overrides
 
 
 def read_layers(file: Path | None, overrides: Mapping[str, object]) -> Layers:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from common.children import Child, child_command, child_input, end_all, python_module, read_address
 from common.config import Config, load_config, read_dumped_config
+from common.config_layers import parse_settings
 from common.errors import ConfigError, DualPathError, ErrorCode
 from common.process import run_service
 from common.service import Service
@@ -41,6 +42,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("role", choices=[role.value for role in Role], metavar="ROLE", help=", ".join(Role))
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration (TOML)")
     parser.add_argument("--name", help="unique in the cluster; default: ROLE@HOST")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="override one field (scheduler.alpha=1000)"
+    )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     role = Role(options.role)
@@ -48,7 +52,7 @@ def main(arguments: list[str]) -> int:
     try:
         if options.child:
             return serve(role, name, read_dumped_config(sys.stdin.buffer.readline().decode()), *_take_pipes())
-        return serve(role, name, _with_model(load_config(options.config), role))
+        return serve(role, name, _with_model(load_config(options.config, parse_settings(options.set)), role))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

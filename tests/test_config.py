@@ -192,3 +192,13 @@ def test_a_variable_that_nobody_reads_is_a_problem(monkeypatch: pytest.MonkeyPat
     config, _, [problem] = configuration.check(None)
     assert config is None
     assert str(problem) == "DUALPATH_FRONTEND_PORT: is not read: write DUALPATH_FRONTEND__PORT (environment)"
+
+
+def test_a_flag_sets_one_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALPATH_SCHEDULER__ALPHA", "1")
+    shown = CliRunner().invoke(app, ["config", "--set", "scheduler.alpha=7", "--set", "model.profile=ds-27b"])
+    assert shown.exit_code == 0
+    [line] = [line for line in shown.stdout.splitlines() if line.startswith("alpha = ")]
+    assert line.startswith("alpha = 7 ") and line.endswith("# command line")
+    for wrong in ("alpha=7", "scheduler.alpha", "scheduler..alpha=1", "scheduler.alpha=x"):
+        assert CliRunner().invoke(app, ["config", "--check", "--set", wrong]).exit_code == 2

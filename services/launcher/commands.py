@@ -13,6 +13,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from common.config import Config, load_config
+from common.config_layers import parse_settings
 from common.errors import ConfigError
 from common.results import check_result_file
 from common.rundir import RunDirectory
@@ -21,7 +22,7 @@ from common.workload.sessions import PACKAGED
 from services import serve
 from services.launcher import demo, operate, plan, profile, qos
 from services.launcher.cluster import Cluster, with_model, with_profile
-from services.launcher.console import ConfigFile, errors, execute, results, say
+from services.launcher.console import ConfigFile, Settings, errors, execute, results, say
 from services.launcher.doctor.command import doctor
 from services.launcher.models import get_model
 from services.launcher.rdma import rdma_settings
@@ -63,13 +64,16 @@ def up_command(
     model: ModelOption = "",
     config: ConfigFile = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Of the HTTP endpoint; 0: any free one")] = None,
+    settings: Settings = None,
 ) -> None:
     """Keep a cluster up on this host, with an OpenAI-compatible endpoint."""
-    execute(_up(prefill, decode, model, config, port))
+    execute(_up(prefill, decode, model, config, {"frontend.port": port}, settings or []))
 
 
-async def _up(prefill: int, decode: int, spec: str, file: Path | None, port: int | None) -> int:
-    config = load_config(file, {"frontend.port": port})
+async def _up(
+    prefill: int, decode: int, spec: str, file: Path | None, flags: dict[str, object], settings: list[str]
+) -> int:
+    config = load_config(file, {**flags, **parse_settings(settings)})
     with RunDirectory() as run, _progress() as progress:
         served = await _served(config, spec, progress)
         async with Cluster(served, prefill, decode, run, progress) as cluster:

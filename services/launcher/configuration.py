@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -16,9 +16,11 @@ from common.model import read_configured_model
 from common.rpc import read_key_pair
 
 
-def check(file: Path | None) -> tuple[Config | None, Layers, list[Problem]]:
+def check(
+    file: Path | None, overrides: Mapping[str, object] | None = None
+) -> tuple[Config | None, Layers, list[Problem]]:
     """The configuration, unless there are problems. ConfigError if the file cannot be read at all."""
-    layers = read_layers(file, {})
+    layers = read_layers(file, overrides or {})
     try:
         config = Config.model_validate(layers.values)
     except ValidationError as error:

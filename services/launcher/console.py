@@ -17,6 +17,9 @@ PIPE_WIDTH = 160
 
 results, errors = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH), Console(stderr=True)
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration (TOML)", metavar="FILE")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Override one field of the configuration", metavar="FIELD=VALUE")
+]
 
 
 def say(line: str) -> None:

@@ -11,12 +11,13 @@ import typer
 
 from common.clock import monotonic
 from common.config import Config, load_config
+from common.config_layers import parse_settings
 from common.errors import ConfigError, DualPathError
 from common.messages import Status
 from common.results import check_result_file
 from common.tracing import read_spans
 from services.launcher import configuration, top, trace
-from services.launcher.console import ConfigFile, errors, execute, results, say, tell
+from services.launcher.console import ConfigFile, Settings, errors, execute, results, say, tell
 from services.launcher.status import get_status, status_table
 
 app = typer.Typer()
@@ -105,13 +106,14 @@ def config_command(
     config: ConfigFile = None,
     check: Annotated[bool, typer.Option("--check", help="Say what is wrong, and where; exit status 2 if any")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the effective values and where each comes from")] = False,
+    settings: Settings = None,
 ) -> None:
-    """Check or show the configuration: the file and, above it, the environment."""
-    execute(_config(config, show or not check))
+    """Check or show the configuration: the file, above it the environment, above that flags."""
+    execute(_config(config, settings or [], show or not check))
 
 
-async def _config(file: Path | None, show: bool) -> int:
-    values, layers, problems = configuration.check(file)
+async def _config(file: Path | None, settings: list[str], show: bool) -> int:
+    values, layers, problems = configuration.check(file, parse_settings(settings))
     for problem in problems:
         say(f"error: {problem}")
     if values is None:
