@@ -26,8 +26,9 @@ from common.transport.verbs.work import WorkList
 if TYPE_CHECKING:
     from pyverbs.device import Context
 
-#: Requested bytes of a write that travel in its work request: for such short ones the NIC need not read memory.
-INLINE_BYTES = 220
+#: Bytes of a write that travel in its work request, so that the NIC need not read memory for such short ones: the first
+#: of these that the device takes.
+INLINE_BYTES = (220, 96, 60, 0)
 #: Entries of a GID table that are looked at.
 MAX_GIDS = 256
 _KINDS = {0: "IB", 1: "RoCE v1", 2: "RoCE v2"}
@@ -62,10 +63,11 @@ class Device:
         self.domain = PD(self.context)
         try:
             self.lkey, self.scratch = self._register_scratch()
+            self.inline_bytes = self._probe_inline()
         except BaseException:
             self.close()
             raise
-        self.work = WorkList.build(INLINE_BYTES)
+        self.work = WorkList.build(self.inline_bytes)
 
     def _register_scratch(self) -> tuple[int, int]:
         """Memory for receives, which have no bytes but must name some; and a first try whether memory can be pinned."""
@@ -77,6 +79,23 @@ class Device:
         except PyverbsRDMAError as error:
             raise _refused_registration(4096, error) from None
         return self._scratch.lkey, self._scratch.buf
+
+    def _probe_inline(self) -> int:
+        from pyverbs.cq import CQ
+        from pyverbs.pyverbs_error import PyverbsRDMAError
+        from pyverbs.qp import QP, QPCap, QPInitAttr
+
+        queue = CQ(self.context, 2)
+        try:
+            for limit in INLINE_BYTES:
+                capabilities = QPCap(max_send_wr=1, max_recv_wr=1, max_inline_data=limit)
+                kind = constants().IBV_QPT_RC
+                with suppress(PyverbsRDMAError):
+                    QP(self.domain, QPInitAttr(qp_type=kind, scq=queue, rcq=queue, cap=capabilities)).close()
+                    return limit
+        finally:
+            queue.close()
+        raise ConfigError(f"{self.place.port} has no reliable connections: choose another device in snic and cnic")
 
     def register(self, memory: Memory) -> Registration:
         """ConfigError if the host does not let this process pin so much memory."""

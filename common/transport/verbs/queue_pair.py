@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from common.transport.classes import TrafficClass
 from common.transport.verbs.constants import constants
 from common.transport.verbs.control import QueuePairAddress
-from common.transport.verbs.device import INLINE_BYTES, Device
+from common.transport.verbs.device import Device
 from common.transport.verbs.nics import MTUS
 
 #: A spinning device waits for events again after so many seconds without a completion.
@@ -87,7 +87,7 @@ class QueuePair:
         # requests that are flushed complete, signalled or not
         self._queue = CQ(device.context, sends + receives, None, self._channel, 0)
         limits = QPCap(
-            max_send_wr=sends, max_recv_wr=receives, max_send_sge=1, max_recv_sge=1, max_inline_data=INLINE_BYTES
+            max_send_wr=sends, max_recv_wr=receives, max_send_sge=1, max_recv_sge=1, max_inline_data=device.inline_bytes
         )
         initial = QPInitAttr(qp_type=verbs.IBV_QPT_RC, scq=self._queue, rcq=self._queue, cap=limits, sq_sig_all=0)
         attributes = QPAttr()
