@@ -57,6 +57,11 @@ def test_opensm_has_the_paper_s_numbers():
     ]
 
 
+def test_what_is_not_ours_is_kept_out_of_the_collectives_lane():
+    text = "\n".join(opensm(QOS))
+    assert "#   qos-ulps\n#       default : 1\n#   end-qos-ulps" in text and "NCCL_IB_SL=0" in text
+
+
 def test_kv_keeps_a_thousandth_of_a_link_full_of_collectives():
     """By hand: a packet of 4096 bytes for every 240 * 4096 of the high table; 64 of 256 of those are KV's."""
     assert low_share(QOS, 1) == pytest.approx(0.25 / 241)

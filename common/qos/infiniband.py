@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.config import QosConfig
-from common.qos.lanes import NUM_LANES, SERVICE_LEVELS, Lane, lane_of, lanes
+from common.qos.lanes import NUM_LANES, SERVICE_LEVELS, UNMARKED_LANE, Lane, lane_of, lanes
 from common.transport.classes import COLLECTIVE, KV
 
 LIMIT_UNIT_BYTES = 4096
@@ -51,7 +51,12 @@ def opensm(qos: QosConfig) -> list[str]:
         f"{KV.service_level}; levels without a lane of their own yield like KV.",
         f"qos_sl2vl {','.join(str(lane_of(level)) for level in SERVICE_LEVELS)}",
         "",
-        f"# Model collectives choose their level themselves: NCCL_IB_SL={COLLECTIVE.service_level}.",
+        f"# Model collectives choose their level themselves: NCCL_IB_SL={COLLECTIVE.service_level}. What asks the subnet "
+        "manager for a path instead",
+        "# (IPoIB, mounts of storage) is kept out of their lane by a policy (qos_policy_file):",
+        "#   qos-ulps",
+        f"#       default : {UNMARKED_LANE}",
+        "#   end-qos-ulps",
         "# What ports have then: `smpquery vlarb LID PORT`, `smpquery sl2vl LID PORT`.",
     ]
 

@@ -13,7 +13,9 @@ from common.transport.classes import COLLECTIVE, KV, TRAFFIC_CLASSES
 NUM_LANES = 4
 #: Service levels, and priorities of Ethernet frames: 16 and 8.
 SERVICE_LEVELS, PRIORITIES = range(16), range(8)
+#: Of what the project does not mark: the code point that Ethernet sees, and the lane.
 UNMARKED_DSCP = 0
+UNMARKED_LANE = COLLECTIVE.service_level + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ def lanes() -> list[Lane]:
     for number in range(NUM_LANES):
         riders = [known for known in TRAFFIC_CLASSES if known.service_level == number]
         dscps = dict.fromkeys(known.dscp for known in riders)
-        if number == COLLECTIVE.service_level + 1:
+        if number == UNMARKED_LANE:
             dscps = {UNMARKED_DSCP: None}
         found.append(Lane(number, tuple(known.name for known in riders), tuple(dscps)))
     return found
