@@ -51,9 +51,8 @@ def opensm(qos: QosConfig) -> list[str]:
         f"{KV.service_level}; levels without a lane of their own yield like KV.",
         f"qos_sl2vl {','.join(str(lane_of(level)) for level in SERVICE_LEVELS)}",
         "",
-        f"# Model collectives choose their level themselves: NCCL_IB_SL={COLLECTIVE.service_level}. What asks the subnet "
-        "manager for a path instead",
-        "# (IPoIB, mounts of storage) is kept out of their lane by a policy (qos_policy_file):",
+        f"# Model collectives choose their level themselves: NCCL_IB_SL={COLLECTIVE.service_level}. What asks the subnet",
+        "# manager for a path (IPoIB, mounts of storage) is kept out of their lane by a policy (qos_policy_file):",
         "#   qos-ulps",
         f"#       default : {UNMARKED_LANE}",
         "#   end-qos-ulps",
