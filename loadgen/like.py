@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,7 +16,9 @@ from rich.table import Table
 from common.errors import ConfigError
 from common.perf.bounds import Turn
 from common.workload.gaps import GapKind, Gaps
+from common.workload.hits import Pooled
 from common.workload.table2 import TABLE2
+from common.workload.trajectories import Trajectory
 from compose.fabric import parse_shape
 from loadgen.experiment import Setting
 from loadgen.load import Load, Offline, Online
@@ -176,7 +179,7 @@ def scenario_of(setting: Setting, result: Mapping[str, Any], run: Mapping[str, A
         moved_layers=scaling.moved_layers,
         copies_free=run["placement"].startswith("shaped"),
     )
-    mean = setting.mean_turn
+    mean = _mean_turn(setting)
     load, slo = _load(setting, result, run)
     factor = scaling.time_factor
     return Scenario(
@@ -194,10 +197,21 @@ def _load(setting: Setting, result: Mapping[str, Any], run: Mapping[str, Any]) -
     slo = Slo(run["slo"]["ttft_s"], run["slo"]["tpot_s"])
     if "aps" not in run:
         count = run["offered"] // setting.turns
-        return Offline(setting.windows(count, run["repeat"]), run["agents"], run["makespan_s"] is not None), slo
+        return Offline(_windows(setting, count, run["repeat"]), run["agents"], run["makespan_s"] is not None), slo
     process = result["arrivals"]
     coming = arrivals(setting, run["aps"], Window(process["duration_s"], slo, process["cv"]), 0)
     return Online(coming, coming[-1].at + slo.ttft_s * 1.5, 1 << 62), slo
+
+
+@lru_cache(8)
+def _mean_turn(setting: Setting) -> Pooled:
+    return setting.mean_turn
+
+
+@lru_cache(8)
+def _windows(setting: Setting, count: int, repeat: int) -> tuple[Trajectory, ...]:
+    """What every system of a round plays."""
+    return setting.windows(count, repeat)
 
 
 def _by_nic(told: Mapping[str, float]) -> dict[str, float]:

@@ -6,7 +6,6 @@ Two forwards are in hand: while the last layers of one are computed, the first o
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
 
 from common.blocks.ranges import RangePool
 from loadgen.simulator.prefill import Forward, PrefillEngine
@@ -43,7 +42,7 @@ class Layerwise(PrefillEngine):
         if not waiting:
             return None
         run, row_bytes = self.run, self.run.row_bytes
-        chunks = self.pack(islice(waiting, run.max_batch_requests), run.prefill_memory // (2 * row_bytes))
+        chunks = self.pack(waiting, run.prefill_memory // (2 * row_bytes))
         free = self.pool.largest_free
         rows = sum([chunk.cached + chunk.new for chunk in chunks])
         while rows * 2 * row_bytes > free:

@@ -7,6 +7,7 @@ on once, so a layer takes the longest of computing it, of half such a turn, and 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,10 @@ from services.scheduler.policy import Load
 
 if TYPE_CHECKING:
     from loadgen.simulator.request import Request
+
+
+#: Requests that are offered to the packing of a forward at first.
+FEW = 12
 
 
 class Forward:
@@ -98,11 +103,17 @@ class PrefillEngine(Engine):
         else:
             self.group.meet(self, forward)
 
-    def pack(self, requests: islice[Request] | list[Request], rows: int) -> list[Chunk]:
-        """The live packing of a forward."""
+    def pack(self, requests: Collection[Request], rows: int) -> list[Chunk]:
+        """The live packing of a forward. Only the first few of many requests fit, so that these are tried first."""
         run = self.run
-        pending = [request.pending for request in requests]
-        return pack(pending, Budget(run.max_batch_tokens, rows, run.max_batch_requests), run.block_size, run.quota)
+        budget = Budget(run.max_batch_tokens, rows, run.max_batch_requests)
+        chunks: list[Chunk] = []
+        for tried in (FEW, run.max_batch_requests):
+            pending = [request.pending for request in islice(requests, tried)]
+            chunks = pack(pending, budget, run.block_size, run.quota)
+            if len(chunks) < tried or tried >= len(requests):
+                break
+        return chunks
 
     def forward(self, requests: list[Request], chunks: list[Chunk]) -> Forward:
         attention = self.run.attention

@@ -62,7 +62,7 @@ class Resident(PrefillEngine):
     def plan(self) -> Forward | None:
         run = self.run
         waiting = list(self._loaded)
-        chunks = self.pack(waiting[: run.max_batch_requests], run.prefill_memory // run.row_bytes)
+        chunks = self.pack(waiting, run.prefill_memory // run.row_bytes)
         if not chunks:
             return None
         if not chunks[-1].last:

@@ -221,13 +221,17 @@ def high_token_threshold(group: Group) -> float:
 
 
 def choose_engine(engines: list[DecodeEngine], request: Request, limit: float) -> DecodeEngine:
-    """Of these, those that stay within the limit of tokens with it come first, by least seq; then the others, by least
-    tok."""
-    chosen, least = engines[0], (2, 0, 0, 0)
-    tokens = request.num_tokens
-    for engine in engines:
-        tok = engine.tok
-        rank = (0, engine.seq, tok, engine.turn) if tok + tokens <= limit else (1, tok, engine.turn, 0)
-        if rank < least:
-            chosen, least = engine, rank
-    return chosen
+    """Of these, those that stay within the limit of tokens with it come first, by least seq, then least tok; if there
+    are none, the least tok. Between equals the one whose turn is longest ago."""
+    most = limit - request.num_tokens
+    within = [engine for engine in engines if engine.tok <= most]
+    if within:
+        least = min([engine.seq for engine in within])
+        engines = [engine for engine in within if engine.seq == least]
+    if len(engines) == 1:
+        return engines[0]
+    return min(engines, key=_tok_then_turn)
+
+
+def _tok_then_turn(engine: DecodeEngine) -> tuple[int, int]:
+    return (engine.tok, engine.turn)
