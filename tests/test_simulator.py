@@ -202,3 +202,18 @@ def test_overheads_are_added_to_every_turn() -> None:
     plain = simulate(scenario(agents=1, turns=1))["ttft_ms"]["mean"]
     assert simulate(slower)["ttft_ms"]["mean"] == approx(plain + 500 - 1e3 * Overheads().report_s, abs=0.01)
     # less the first report of the engines, which they have made by then
+
+
+def test_a_tier_keeps_what_was_read() -> None:
+    """The second turn of an agent alone reads nothing that the first one read, on the same engine."""
+    turns = (Turn(32_000, 300, 5), Turn(32_305, 300, 5))
+    load = Offline((Trajectory("a", turns, prefix=32_000),), 1, whole=True)
+    cluster = Cluster(1, 1, engines=1)
+    read = {}
+    for system in ("basic", "tiered"):
+        run = Simulation(Scenario(cluster, system, load, MEAN))
+        run.play()
+        check_ended(run)
+        read[system] = run.nodes["p0"].snic_in.served(run.ended_at) / KV
+    assert read["basic"] == 32_000 + 32_256
+    assert read["tiered"] == 32_256  # the blocks that the first turn has added were never read

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import deque
 
 from common.blocks.ranges import Range, RangePool
+from common.workload.hits import BLOCK_TOKENS
 from loadgen.simulator.prefill import Forward, PrefillEngine
 from loadgen.simulator.request import Request
+from loadgen.simulator.tier import Tier
 
 
 class Resident(PrefillEngine):
@@ -24,6 +26,7 @@ class Resident(PrefillEngine):
         self._memory: dict[Request, Range] = {}
         self._loaded: dict[Request, None] = {}
         self._in_hand: Forward | None = None
+        self.tier = Tier(self.run.tier_blocks)
 
     def assigned(self, request: Request) -> None:
         super().assigned(request)
@@ -40,7 +43,8 @@ class Resident(PrefillEngine):
                     return
                 self._memory[request] = memory
                 request.staged_at = self.clock.now
-                self.stage(request, request.pe_tokens)
+                found = self.tier.acquire(request.player.name, request.hit // BLOCK_TOKENS)
+                self.stage(request, request.pe_tokens - found * BLOCK_TOKENS)
                 self.run.buffered(request)
             self._admission.popleft()
 
@@ -107,6 +111,7 @@ class Resident(PrefillEngine):
         memory = self._memory.pop(request, None)
         if memory is not None:
             self.pool.give_back(memory)
+            self.tier.release(request.player.name, request.hit // BLOCK_TOKENS if request.ready_at >= 0 else 0)
             self._admit()
 
     def drop(self, request: Request) -> None:

@@ -89,6 +89,7 @@ class Simulation:
             Role.PREFILL: int(settings["prefill.buffer"]) // block_bytes,
             Role.DECODE: int(settings["decode.buffer"]) // block_bytes - PERSIST_BLOCKS,
         }
+        self.tier_blocks = int(settings.get("storage.tier", 0)) // block_bytes
         self.max_running = int(settings["decode.max_running"])
         self.max_batch_tokens = scenario.batch_tokens
         self.max_batch_requests = int(settings["prefill.max_batch_requests"])
