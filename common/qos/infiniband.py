@@ -47,12 +47,12 @@ def opensm(qos: QosConfig) -> list[str]:
         f"# Of a link full of collectives KV keeps {low_share(qos, 1):.2%}, with all lanes full "
         f"{low_share(qos, NUM_LANES - 1):.2%}; of an idle one it gets all.",
         "",
-        f"# The lane of each service level 0 to 15: collectives ride SL {COLLECTIVE.service_level}, KV SL "
-        f"{KV.service_level}; levels without a lane of their own yield like KV.",
+        f"# The lane of each service level: collectives ride SL {COLLECTIVE.service_level}, KV SL {KV.service_level}; "
+        "levels without a lane of their own yield.",
         f"qos_sl2vl {','.join(str(lane_of(level)) for level in SERVICE_LEVELS)}",
         "",
-        f"# Model collectives choose their level themselves: NCCL_IB_SL={COLLECTIVE.service_level}. What asks the subnet",
-        "# manager for a path (IPoIB, mounts of storage) is kept out of their lane by a policy (qos_policy_file):",
+        f"# Model collectives choose their level themselves: NCCL_IB_SL={COLLECTIVE.service_level}.",
+        "# What asks for a path (IPoIB, mounts of storage) is kept out of their lane by a policy, qos_policy_file:",
         "#   qos-ulps",
         f"#       default : {UNMARKED_LANE}",
         "#   end-qos-ulps",
