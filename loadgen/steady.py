@@ -16,6 +16,7 @@ from typing import Any
 from common.errors import ConfigError
 from common.perf.bounds import Turn
 from common.workload.arrivals import poisson_arrivals
+from common.workload.extend import extend
 from common.workload.hits import pooled
 from common.workload.trajectories import Trajectory
 from common.workload.windows import window
@@ -134,3 +135,11 @@ def busy(cluster: Cluster, system: str, stream: Stream, agents: int, seed: int =
     rate of its turns is that of a job while all of its agents are active."""
     load = Offline(stream.windows(2 * agents), agents)
     return Scenario(cluster, system, load, stream.mean_turn, seed, origin=stream.origin)
+
+
+def beginning(cluster: Cluster, system: str, stream: Stream, agents: int, turns: int, seed: int = 0) -> Scenario:
+    """agents at a time, as in busy(), each with so many first turns of a trajectory: how a job begins."""
+    first = [replace(one, turns=one.turns[:turns]) for one in stream.played.trajectories]
+    load = Offline(extend(first, 2 * agents, seed), agents)
+    origin = f"the first {turns} turns of {stream.played.origin}"
+    return Scenario(cluster, system, load, stream.mean_turn, seed, origin=origin)

@@ -44,10 +44,10 @@ def test_a_case_runs_once_and_says_where_it_belongs() -> None:
 
 
 def test_ratios_of_systems_are_of_the_same_job() -> None:
-    runner = Runner(TINY)
-    assert over(runner, SMALL, "dualpath", "dualpath") == 1
-    gain = over(runner, SMALL, "basic", "dualpath")
-    assert gain > 1 and over(runner, SMALL, "dualpath", "basic") == pytest.approx(1 / gain)
+    runner, case = Runner(TINY), replace(SMALL, agents=200)
+    assert over(runner, case, "dualpath", "dualpath") == 1
+    gain = over(runner, case, "basic", "dualpath")
+    assert gain > 1.3 and over(runner, case, "dualpath", "basic") == pytest.approx(1 / gain)
 
 
 def test_a_rate_of_whole_trajectories_is_one_of_turns() -> None:
@@ -57,10 +57,11 @@ def test_a_rate_of_whole_trajectories_is_one_of_turns() -> None:
     scenario = runner._scenario(case, stream(case))
     assert isinstance(scenario.load, Online)
     assert len(scenario.load.arrivals) == pytest.approx(120, abs=35)
-    assert all(len(arrival.trajectory.turns) == 2 for arrival in scenario.load.arrivals)
+    assert all(len(arrival.trajectory.turns) <= 2 for arrival in scenario.load.arrivals)
     run = runner.run(case)
     # as many turns as a trajectory has, but for a window's tokens, which are not quite the set's mean
-    assert run["trajectory_s"] == pytest.approx(run["jct_s"]["mean"] / 2 * 60, rel=0.05)
+    turns = run["turns"] / run["trajectories"]["completed"]
+    assert run["trajectory_s"] == pytest.approx(run["jct_s"]["mean"] / turns * 60, rel=0.1)
     assert 0 < mean_latency(run, "tpot") < mean_latency(run, "ttft")
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from common.perf.bounds import Plan
 from common.perf.models import get_model_profile
 from compose.fabric import parse_shape
-from loadgen.load import Offline
 from loadgen.paper.calibration import OFFLINE, ONLINE, Calibration, calibrated
 from loadgen.simulator import Cluster, Scenario, offline, simulate
-from loadgen.steady import Stream, busy, get_stream, steady
+from loadgen.steady import Stream, beginning, busy, get_stream, steady
 from loadgen.systems import BOUND_AS
 from loadgen.workload import Source
 
@@ -116,10 +115,7 @@ class Runner:
         if case.aps:
             scenario = steady(cluster, system, stream, case.aps, size.duration_s, self.seed)
         elif case.first_turns:
-            scenario = offline(cluster, system, case.source, case.agents, 2 * case.agents, whole=False, seed=self.seed)
-            whole = scenario.load.trajectories
-            first = tuple(replace(trajectory, turns=trajectory.turns[: case.first_turns]) for trajectory in whole)
-            scenario = replace(scenario, load=Offline(first, case.agents))
+            scenario = beginning(cluster, system, stream, case.agents, case.first_turns, self.seed)
         elif size.turns:
             scenario = busy(cluster, system, stream, case.agents, self.seed)
         else:

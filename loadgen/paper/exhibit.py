@@ -16,7 +16,7 @@ EXPLAIN_ABOVE_PERCENT = 20.0
 @dataclass(frozen=True, slots=True)
 class Row:
     """One number. name: a key of PUBLISHED, or any other for one that the paper does not give. ours: None where nothing
-    could be measured. why: the reason of a large difference."""
+    could be measured. why: the reason of a difference, should it be large."""
 
     name: str
     what: str
@@ -40,10 +40,17 @@ class Row:
             return None
         return 100 * (self.ours / self.published - 1)
 
+    @property
+    def reason(self) -> str:
+        """why, if there is a large difference to explain."""
+        off = self.difference_percent
+        return self.why if off is not None and abs(off) > EXPLAIN_ABOVE_PERCENT else ""
+
     def describe(self) -> dict[str, Any]:
         told = PUBLISHED.get(self.name)
         return {
             **asdict(self),
+            "why": self.reason,
             "published": self.published,
             "form": told.form if told else "",
             "source": told.source if told else "",

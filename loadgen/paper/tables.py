@@ -24,7 +24,7 @@ def print_exhibit(exhibit: Exhibit, console: Console) -> None:
     for row in exhibit.rows:
         table.add_row(row.what, number(row.ours), *_published(row), row.unit, _role(row))
     console.print(table)
-    for line in [*exhibit.notes, *(f"{row.what}: {row.why}" for row in exhibit.rows if row.why)]:
+    for line in [*exhibit.notes, *(f"{row.what}: {row.reason}" for row in exhibit.rows if row.reason)]:
         console.print(line, markup=False, highlight=False)
 
 
