@@ -1,13 +1,14 @@
 """A process's place in the cluster: registered with the scheduler of the moment, and kept by heartbeats.
 
-    waiting --Register--> enrolled --the scheduler has gone--> waiting for the next one
+    waiting --Register--> enrolled --the scheduler has gone--> alone --the next one is there--> waiting
                               | a scheduler that lives does not answer: the process ends
 
 The lease. A scheduler gives a member up timeouts.heartbeat_timeout_s after its last heartbeat, and peers then reuse the
 memory that it writes into. So a member ends by that time after it sent the last heartbeat that was answered, also if it
 could still reach its peers. A scheduler that has gone gives nobody up: where its address refuses connections nobody
-listens there any more, and the lease runs from then. The next scheduler knows nobody, and says so; whoever has not come
-back to it within the same time has ended.
+listens there any more, and the lease runs from then. Alone, a process goes on with what it has. The next scheduler
+knows nobody, and says so; what the last one had assigned is void then. Whoever has not come back to it within the time
+of a lease has ended.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ TRY_S = 1.0
 
 
 class Enrolment:
-    """scheduler: the link to it. registered(answer): each time that a scheduler has taken us; gone(): the one that had
-    is no more. held: set while one has us; lag(seconds): how late the loop woke up. report: what goes with a heartbeat.
+    """scheduler: the link to it. registered(answer): each time that a scheduler has taken us; replaced(): another one
+    is about to. held: set while one has us; alone_since: when the last one was found to have gone, until the next one
+    has us. lag(seconds): how late the loop woke up. report: what goes with a heartbeat.
     """
 
     def __init__(
@@ -41,16 +43,17 @@ class Enrolment:
         timeouts: TimeoutsConfig,
         report: Callable[[], dict[str, float]],
         registered: Callable[[Registered], None],
-        gone: Callable[[], None],
+        replaced: Callable[[], None],
         lag: Callable[[float], None],
     ) -> None:
         self.held = asyncio.Event()
+        self.alone_since: float | None = None
         self._member = member
         self._scheduler = scheduler
         self._timeouts = timeouts
         self._report = report
         self._registered = registered
-        self._gone = gone
+        self._replaced = replaced
         self._lag = lag
         self._answer: Registered | None = None
         self._lease = float("inf")  # until we are registered there is none
@@ -59,7 +62,7 @@ class Enrolment:
     async def begin(self) -> None:
         """Returns once a scheduler has taken us. ConfigError if it refuses, or none comes."""
         endpoint = self._scheduler().endpoint
-        deadline = monotonic() + self._timeouts.register_s
+        deadline = self._deadline()
         while True:
             sent = monotonic()
             try:
@@ -68,11 +71,10 @@ class Enrolment:
             except DualPathError as error:
                 if error.code is not ErrorCode.UNREACHABLE:
                     raise ConfigError(f"the scheduler refused {self._member.name}: {error.message}") from None
-            if monotonic() > deadline:
-                raise ConfigError(f"no scheduler at {endpoint}: start it first")
-            self._log.info("waiting for the scheduler", endpoint=endpoint)
+            self._wait_on(endpoint, deadline)
             await self._check_lease(endpoint)
         self._answer, self._lease = answer, sent + self._timeouts.heartbeat_timeout_s
+        self.alone_since = None
         self.held.set()
         self._registered(answer)
 
@@ -126,10 +128,28 @@ class Enrolment:
                 call.cancel()
 
     async def _begin_again(self) -> None:
-        self._log.warning("the scheduler has gone: its work is void")
+        """The scheduler has gone: with the next one all begins anew."""
+        link = self._scheduler()
+        self._log.warning("the scheduler has gone", endpoint=link.endpoint)
+        self.alone_since = monotonic()
         self.held.clear()
-        self._gone()
+        link.abandon_calls()
+        deadline = self._deadline()
+        while await _refused(link.endpoint):
+            self._lease = monotonic() + self._timeouts.heartbeat_timeout_s
+            self._wait_on(link.endpoint, deadline)
+            await asyncio.sleep(min(TRY_S, self._timeouts.heartbeat_s))
+        self._replaced()
         await self.begin()
+
+    def _deadline(self) -> float:
+        return monotonic() + self._timeouts.register_s
+
+    def _wait_on(self, endpoint: str, deadline: float) -> None:
+        """Say for whom we wait. ConfigError if that has been long enough."""
+        if monotonic() > deadline:
+            raise ConfigError(f"no scheduler at {endpoint}: start it first")
+        self._log.info("waiting for the scheduler", endpoint=endpoint)
 
     async def _check_lease(self, endpoint: str) -> bool:
         """After a try that was not answered: whether the scheduler has gone. DualPathError if the lease is over."""
@@ -138,7 +158,6 @@ class Enrolment:
         asked = monotonic()
         if asked < self._lease and await _refused(endpoint):
             self._lease = asked + self._timeouts.heartbeat_timeout_s
-            await asyncio.sleep(min(TRY_S, self._timeouts.heartbeat_s))
             return True
         if monotonic() >= self._lease:
             raise DualPathError(ErrorCode.ENGINE_LOST, f"no lease: {endpoint} does not answer")

@@ -61,7 +61,6 @@ class Service:
         self._unconfirmed_timer: asyncio.TimerHandle | None = None
         self._registered = False
         self._started_at: float | None = None
-        self._alone_since: float | None = None  # the scheduler has gone
         self._stopped = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self.metrics.observe_process(name, self.role.value, self.node_name)
@@ -82,9 +81,9 @@ class Service:
     def member_left(self, member: Member, reason: str) -> None:
         """A process is gone: whatever it held or was writing is void."""
 
-    def scheduler_gone(self) -> None:
-        """The scheduler has gone, and what it knew of requests with it: each goes on in a new attempt, from what its
-        front end has. Another scheduler follows, or this process ends."""
+    def scheduler_replaced(self) -> None:
+        """Another scheduler is about to have us. What the last one knew of requests has gone with it: each that has not
+        ended goes on in a new attempt, from what its front end has."""
 
     async def drain(self) -> None:
         """Finish what is in hand; take nothing new (self.draining is set)."""
@@ -122,8 +121,8 @@ class Service:
         self.log.info("started", control=self.node.endpoint, health=self.health.url)
 
     async def stop(self, drain: bool = True) -> None:
-        """Drain (bounded; what has not started has nothing to finish) and close. Safe after a failed start, and a second
-        time."""
+        """Drain (bounded; what has not started has nothing to finish) and close. Safe after a failed start, and a
+        second time."""
         if self._stopped:
             return
         self.draining = self._stopped = True
@@ -198,7 +197,7 @@ class Service:
             self.config.timeouts,
             self.metrics.snapshot,
             self._on_registered,
-            self._on_scheduler_gone,
+            self._on_scheduler_replaced,
             self._lag.set,
         )
         await self._enrolment.begin()
@@ -212,7 +211,6 @@ class Service:
             await self._enrolment.held.wait()
 
     def _on_registered(self, answer: Registered) -> None:
-        self._alone_since = None
         for other in answer.members:
             self._join(other)
         if self._unconfirmed:  # those that live come back to the new scheduler, as we did; see common.enrolment
@@ -220,12 +218,11 @@ class Service:
             patience = timeouts.heartbeat_timeout_s + timeouts.heartbeat_s
             self._unconfirmed_timer = asyncio.get_running_loop().call_later(patience, self._forget_unconfirmed)
 
-    def _on_scheduler_gone(self) -> None:
-        self._alone_since = monotonic()
+    def _on_scheduler_replaced(self) -> None:
         self._unconfirmed = set(self.members)
         if self._unconfirmed_timer is not None:
             self._unconfirmed_timer.cancel()
-        self.scheduler_gone()
+        self.scheduler_replaced()
 
     def _forget_unconfirmed(self) -> None:
         for incarnation in self._unconfirmed:
@@ -276,7 +273,8 @@ class Service:
             return DualPathError(ErrorCode.DRAINING, f"{self.name} is shutting down")
         if self._started_at is None:
             return DualPathError(ErrorCode.UNREACHABLE, f"{self.name} is starting")
-        if self._alone_since is not None and monotonic() - self._alone_since > self.config.timeouts.engines_s:
+        alone_since = None if self._enrolment is None else self._enrolment.alone_since
+        if alone_since is not None and monotonic() - alone_since > self.config.timeouts.engines_s:
             return DualPathError(ErrorCode.UNREACHABLE, "waiting for the scheduler")  # a restart takes less
         return None
 

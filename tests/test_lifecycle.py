@@ -225,3 +225,22 @@ async def test_a_gateway_that_does_not_answer_costs_no_hits_of_the_other(tmp_pat
         async with client_of(live) as client:
             await client.ask([7] * 640, 1, stream=False)
         assert live.cluster.counter("storage_read_bytes_total") - before == 9 * 16_384
+
+
+async def test_streams_go_on_while_there_is_no_scheduler(tmp_path: Path) -> None:
+    """What is assigned needs it no more. A request that comes meanwhile waits for the next one."""
+    async with live_cluster(tmp_path, perf__time_factor=1.0, **SHORT) as live, client_of(live) as client:
+        async with asyncio.TaskGroup() as group:
+            streams = [group.create_task(client.ask([seed] * 70, 100, stream=True)) for seed in range(3)]
+            async with asyncio.timeout(30):
+                while len(live.cluster.decode()._running) < 3:
+                    await asyncio.sleep(0.01)
+            await live.kill("scheduler")
+            async with asyncio.timeout(30):
+                while live.frontends["frontend-0"]._enrolment.alone_since is None:
+                    await asyncio.sleep(0.02)
+            late = group.create_task(client.ask([9] * 70, 3, stream=False))
+            await asyncio.wait(streams)
+            assert client.done == 3 and not late.done() and not live.retries()
+            await live.start("scheduler")
+        assert client.failed == [] and client.done == 4 and not live.retries()

@@ -156,7 +156,7 @@ class EngineService(Service, Generic[S]):
         if hasattr(self, "backend"):
             await self.backend.close()
 
-    def scheduler_gone(self) -> None:
+    def scheduler_replaced(self) -> None:
         self._heard = 0
         for key in list(self._sequences):
             self.drop(key)

@@ -235,14 +235,15 @@ class ClientRequest:
     async def _submit(self) -> None:
         """Start the next attempt, unless the lost one has delivered everything already."""
         self._lost = False
-        if (reason := self._ended_already()) is not None:
-            self._inbox.put_nowait((self.attempt, reason))
+        if self._end_if_complete():
             return
         try:
             async with asyncio.timeout_at(self._deadline):
                 await self._home.enrolled()
         except TimeoutError:
             raise self._too_late() from None
+        if self._end_if_complete():  # without a scheduler engines go on: the rest may have come while we waited
+            return
         if self._loop.time() >= self._deadline:
             raise self._too_late()
         self.attempt += 1
@@ -271,6 +272,13 @@ class ClientRequest:
             if error.code in (ErrorCode.DRAINING, ErrorCode.STRANGER):
                 await asyncio.sleep(NEXT_SCHEDULER_S)
             raise
+
+    def _end_if_complete(self) -> bool:
+        """All tokens are there, though nobody has said that it is the end."""
+        reason = self._ended_already()
+        if reason is not None:
+            self._inbox.put_nowait((self.attempt, reason))
+        return reason is not None
 
     def _ended_already(self) -> FinishReason | None:
         if self.attempt < 0 or not (tokens := self._progress.tokens):

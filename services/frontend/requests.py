@@ -91,7 +91,6 @@ class Requests:
 
     def restart_all(self) -> None:
         """The scheduler has gone, and what it knew of requests with it: each goes on in a new attempt."""
-        self.scheduler.abandon_calls()
         for request in self._running.values():
             request.moved("the scheduler has gone")
 

@@ -61,7 +61,7 @@ class Frontend(Service):
             return DualPathError(ErrorCode.NO_ENGINES, f"no live {' and no live '.join(missing)} engine")
         return None
 
-    def scheduler_gone(self) -> None:
+    def scheduler_replaced(self) -> None:
         self.requests.restart_all()
 
     async def drain(self) -> None:
