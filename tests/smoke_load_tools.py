@@ -49,9 +49,9 @@ def _aiperf(url: str, model: Path, work: Path) -> list[str]:
 
 def _guidellm(url: str, model: Path, work: Path) -> list[str]:
     data = json.dumps({"kind": "synthetic_text", "prompt_tokens": 100, "output_tokens": 8})
-    limits = ["--profile", "kind=synchronous", "--constraint", f"kind=max_requests,max_requests={REQUESTS}"]
+    limits = ["--profile", "kind=synchronous", "--constraint", f"kind=max_requests,count={REQUESTS}"]
     backend = ["--backend", f"kind=openai_http,target={url},model={MODEL_NAME}"]
-    return ["guidellm", "run", *backend, "--data", data, "--tokenizer", str(model), *limits]
+    return ["guidellm", "run", *backend, "--data", data, "--tokenizer", f"kind=huggingface_auto,model={model}", *limits]
 
 
 def _inference_perf(url: str, model: Path, work: Path) -> list[str]:
