@@ -169,7 +169,7 @@ def _simulated(wanted: Asked, stream: Stream, found: Candidate, seed: int) -> di
     scenario = steady(cluster, wanted.system, stream, wanted.aps, duration_s, seed, wanted.slo)
     run = simulate(calibrated(scenario, ONLINE))
     verdict = run["verdict"]
-    ttft, tpot = verdict["window_ttft_s"]["mean"], verdict["window_tpot_s"]["mean"]
+    ttft, tpot = verdict["window_ttft_s"]["mean"], stream.token_s(run)
     slo = wanted.slo
     within = ttft is not None and ttft <= slo.ttft_s and tpot is not None and tpot <= slo.tpot_s
     return {
