@@ -19,7 +19,7 @@ NODES = {"ds-660b": "2P4D", "ds-27b": "1P1D"}
 SHORT = {"ds-660b": "660b", "ds-27b": "27b"}
 RULE = (
     "capacity: the largest rate at which mean TTFT of the turns due in the last third of the arrivals is at most 4 s, a"
-    " token takes 50 ms at most in the mean, and TTFT does not rise from the third before (the paper names no statistic)"
+    " token takes 50 ms at most in the mean, and TTFT does not rise from the third before; the paper names no statistic"
 )
 #: Where a search for capacity ends, of the rate, and its runs at most.
 TOLERANCE, TRIALS = 0.03, 10
