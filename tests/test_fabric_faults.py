@@ -164,8 +164,9 @@ async def test_a_transfer_slower_than_its_deadline_is_tried_again(tmp_path: Path
 @pytest.mark.timeout(170)
 async def test_a_cable_pulled_in_mid_transfer_costs_an_attempt_and_its_node(tmp_path: Path) -> None:
     """The decode node that is receiving falls silent. Nobody can know whether it still writes, so it is given up, and
-    gives up itself; another one takes the request. Plugged in and started again it serves as before."""
-    timeouts = {"timeouts__heartbeat_s": 0.2, "timeouts__heartbeat_timeout_s": 2.0, "timeouts__transfer_s": 8.0}
+    gives up itself; another one takes the request, well before the deadline of what was on its way. Plugged in and
+    started again it serves as before."""
+    timeouts = {"timeouts__heartbeat_s": 0.2, "timeouts__heartbeat_timeout_s": 2.0, "timeouts__transfer_s": 60.0}
     async with running(tmp_path, **timeouts) as system:
         baseline = await system.whole()
         assert await system.complete(prompt_of(1), 4) == system.reference.greedy(prompt_of(1), 4)
@@ -177,7 +178,8 @@ async def test_a_cable_pulled_in_mid_transfer_costs_an_attempt_and_its_node(tmp_
         (other,) = DECODES.keys() - {victim}
         system.fabric.link(victim, "cnic", False)
         system.fabric.set_rate(other, "cnic", FAST)
-        assert await asked == system.reference.greedy(prompt_of(2), 8)
+        async with asyncio.timeout(50):  # for a machine that is busy; it is a matter of heartbeat_timeout_s
+            assert await asked == system.reference.greedy(prompt_of(2), 8)
         assert await system.retries() >= 1
         async with asyncio.timeout(30):
             assert await system.cluster.death() == (DECODES[victim], 1)

@@ -52,6 +52,31 @@ def test_bytes_reach_another_process_and_a_withdrawn_region_refuses_them(loop: s
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+def test_a_peer_that_is_given_up_holds_up_nobody_until_the_deadline(loop: str) -> None:
+    """As when its cable is out: there is no answer, and no reset either."""
+
+    async def scenario() -> None:
+        with running_peer("tcp", SIZE) as peer, running_peer("tcp", SIZE) as other:
+            async with end("tcp", transfer_s=100.0) as writer:
+                source, memory = writer.region(SIZE, 1)
+                await writer.copy(source, peer.region)
+                peer.process.send_signal(signal.SIGSTOP)
+                stuck = [writer.copy(source, peer.region) for _ in range(3)]
+                await asyncio.sleep(0.1)
+                await writer.copy(source, other.region)
+                writer.transport.give_up(peer.region)
+                async with asyncio.timeout(50):
+                    for transfer in stuck:
+                        with pytest.raises(TransferError, match="has been given up"):
+                            await transfer
+                await writer.copy(source, other.region)
+                assert await _ask(other, "digest") == xxh3_64_hexdigest(memory.view)
+                peer.process.send_signal(signal.SIGCONT)
+
+    run(loop, scenario())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 @each_kind
 def test_kill_9_of_the_peer_in_mid_transfer(loop: str, kind: str) -> None:
     """The transfer fails well before its deadline, and the dead peer's memory is given back."""

@@ -82,6 +82,9 @@ class Transport(Protocol):
     def deregister(self, region: RegionDescriptor) -> Awaitable[None]:
         """Returns once nothing touches the region and later writes to it are refused."""
 
+    def give_up(self, target: RegionDescriptor) -> None:
+        """The target's owner is lost: what is on its way there fails now, not at its deadline, where that can be."""
+
     def write(self, batch: Batch, intent: Intent) -> Transfer:
         """Start one submission. TransferError at once for a run out of range or an unknown source."""
 

@@ -135,6 +135,11 @@ class Endpoint:
         if gone.transfers:
             await asyncio.wait(gone.transfers)
 
+    def give_up(self, target: RegionDescriptor) -> None:
+        """The target's owner is lost: what is on its way there fails now, not at its deadline, where that can be."""
+        for mover in self._remote:
+            mover.give_up(target)
+
     def write(self, batch: Batch, intent: Intent) -> TaskTransfer:
         """TransferError at once also if no mover reaches the target, or too many transfers are in flight."""
         self._check_room(intent)

@@ -68,6 +68,9 @@ class Mover:
         """Let peers write into memory under key. What the descriptor tells them of this way: its fields and values."""
         return {}
 
+    def give_up(self, target: RegionDescriptor) -> None:
+        """The target's owner is lost: a move to it need not wait for its deadline to leave our memory alone."""
+
     async def withdraw(self, region: Region) -> None:
         """Returns once no peer writes into a region that is no longer registered. TransferError if one goes on."""
 

@@ -60,6 +60,12 @@ class TcpMover(Mover):
     def expose(self, key: bytes, memory: Memory) -> dict[str, str]:
         return {"address": self._listener.address}
 
+    def give_up(self, target: RegionDescriptor) -> None:
+        for (address, _), connections in list(self._connections.items()):
+            if address == target.address:
+                for connection in list(connections):
+                    connection.reset(f"{address} has been given up")
+
     async def move(self, job: Job) -> None:
         await self._carry(MemoryFlow(next(self._numbers), job))
 

@@ -74,6 +74,11 @@ class StagedRequests:
             raise DualPathError(ErrorCode.CANCELLED, f"request {request_id} attempt {attempt} is not staged here")
         return staged
 
+    def buffers_of(self, incarnation: str) -> list[RegionDescriptor]:
+        """Where a peer has staged requests that we have, too."""
+        with_it = [staged for staged in self.live.values() if staged.plan.peer_incarnation == incarnation]
+        return [staged.peer_staged.buffer for staged in with_it if staged.peer_staged is not None]
+
     def stage(self, plan: Stage) -> None:
         """Reserve slots, read hits where this side reads, then go on as the side does."""
         staged = Staged(plan)

@@ -94,6 +94,9 @@ class TrafficManager(Service):
 
     def member_left(self, member: Member, reason: str) -> None:
         self.spawn(self._fence.left(member), f"fence {member.name}")
+        if self._engine is not None:
+            for region in self.requests.buffers_of(member.incarnation):
+                self._compute.give_up(region)
 
     # -- the engine --
 
