@@ -35,6 +35,7 @@ def environment(directory: Path, control: int, port: int = 0) -> dict[str, str]:
         "DUALPATH_SCHEDULER__CONTROL": f"tcp://127.0.0.1:{control}",
         "DUALPATH_FRONTEND__PORT": str(port),
         "DUALPATH_LOG__FORMAT": "json",
+        "DUALPATH_TIMEOUTS__ENGINES_S": "100",  # an engine may take long to start where others have the cores
     }
 
 
