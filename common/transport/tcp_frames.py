@@ -28,7 +28,7 @@ from common.wire import PROTOCOL_VERSION
 MAGIC = b"DPTW"
 #: A frame carries at most so many bytes and runs; our own are shorter, so that several transfers share a stream.
 MAX_PAYLOAD_BYTES = 64 << 20
-FRAME_BYTES = 4 << 20
+FRAME_BYTES = 8 << 20
 MAX_RUNS = 2048
 RUN_BYTES = 16
 #: So many frames of one stream, and about so many bytes, may be under way. It bounds how long a stopped transfer takes

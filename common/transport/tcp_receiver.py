@@ -45,7 +45,7 @@ DISCARD_BYTES = 64 << 10
 #: Pause after a failed accept (out of descriptors), seconds.
 ACCEPT_RETRY_S = 0.05
 #: A stream that has more to take gives the event loop back after so many bytes.
-TURN_BYTES = 2 << 20
+TURN_BYTES = 4 << 20
 #: In mid-frame a stream waits for so many bytes, or for the rest of the frame.
 WAKE_BYTES = 1024 << 10
 #: Late streams are looked for so many times within their time.

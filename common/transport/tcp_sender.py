@@ -13,7 +13,7 @@ from common.transport.tcp_frames import ACK, MAX_UNACKED, MAX_UNACKED_BYTES, Scr
 from common.transport.tcp_sending import Flow, Frame
 
 #: A stream that could send more gives the event loop back after so many calls.
-TURN_CALLS = 8
+TURN_CALLS = 16
 
 _REASONS = {status.value: status.name.lower().replace("_", " ") for status in Status}
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once, with a reset instead of what has not been sent
