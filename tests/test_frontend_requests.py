@@ -12,8 +12,9 @@ import httpx
 import psutil
 import pytest
 
-from common.errors import ErrorCode
+from common.errors import DualPathError, ErrorCode
 from common.types import FinishReason
+from services.frontend.client_request import REFUSED_PAUSE_S
 from tests.frontend_harness import (
     BOS,
     EOS,
@@ -398,3 +399,16 @@ async def test_mixed_requests_leave_nothing_behind(model: Path) -> None:
         assert served.metric("requests_in_hand") == 0
         assert served.metric("requests_total{outcome=length}") > 0
         assert served.metric("requests_total{outcome=stop}") > 0
+
+
+@pytest.mark.parametrize("code", [ErrorCode.STRANGER, ErrorCode.DRAINING])
+async def test_a_scheduler_that_takes_nothing_is_not_asked_all_the_time(served: Served, code: ErrorCode) -> None:
+    """It refuses at once: whoever asked at once again would keep both of them busy."""
+    served.says("ok")
+    served.cluster.refusal = DualPathError(code, "not now")
+    begun = time.monotonic()
+    asking = asyncio.create_task(served.complete())
+    await served.cluster.until(lambda: len(served.cluster.requests) == 4)
+    assert time.monotonic() - begun >= 3 * REFUSED_PAUSE_S
+    served.cluster.refusal = None
+    assert (await asking).json()["choices"][0]["text"] == "ok"

@@ -50,9 +50,17 @@ async def test_who_comes_back_is_reached() -> None:
 
 async def test_what_is_not_wanted_any_more_is_not_sent() -> None:
     peer = Peer(float("inf"))
-    insist(peer.send, lambda: peer.tries < 3, never, 60.0)
-    await asyncio.sleep(0.1)
-    assert peer.tries == 3
+    asked: list[int] = []
+
+    def wanted() -> bool:
+        asked.append(peer.tries)
+        return peer.tries < 3
+
+    insist(peer.send, wanted, never, 60.0)
+    while asked[-1:] != [3]:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.02)
+    assert peer.tries == 3 and asked == [1, 2, 3]
 
 
 async def test_patience_ends_with_one_failure_and_never_before_it_returns() -> None:

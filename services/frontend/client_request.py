@@ -31,6 +31,9 @@ from services.frontend.updates import Timing, Update, Usage
 
 #: Prompts of more tokens are hashed off the event loop.
 HASH_INLINE_TOKENS = 16_384
+#: A scheduler that does not take requests now says so at once: it is asked again after so many seconds.
+REFUSALS = frozenset({ErrorCode.STRANGER, ErrorCode.DRAINING})
+REFUSED_PAUSE_S = 0.1
 #: Seconds until a scheduler that shuts down, or does not know us yet, is asked again.
 NEXT_SCHEDULER_S = 0.1
 
@@ -96,6 +99,7 @@ class ClientRequest:
         self._running = False  # engines may be at work on this attempt
         self._lost = True  # the next thing to do is to submit an attempt
         self._num_failures = 0
+        self._pause_s = 0.0  # before the next attempt
         self._num_sent = 0
         self._started: PrefillStarted | None = None  # the first one counts
         self.submitted_at = 0.0  # by the loop's clock, which is the monotonic one
@@ -239,6 +243,7 @@ class ClientRequest:
             return
         try:
             async with asyncio.timeout_at(self._deadline):
+                await asyncio.sleep(self._pause_s)
                 await self._home.enrolled()
         except TimeoutError:
             raise self._too_late() from None
@@ -299,6 +304,7 @@ class ClientRequest:
             self._num_failures += 1
         if error.code not in RETRYABLE or self._num_failures >= self._home.config.frontend.max_attempts:
             return False
+        self._pause_s = REFUSED_PAUSE_S if error.code in REFUSALS else 0.0
         self._home.retries.labels(error.code.value).inc()
         self._log.info("attempt lost", attempt=self.attempt, received=len(self._progress.tokens), error=str(error))
         self._lost = True
