@@ -15,6 +15,8 @@ from loadgen.steady import Stream, beginning, busy, get_stream, steady
 from loadgen.systems import BOUND_AS
 from loadgen.workload import Source
 
+SMALL_NODES = 3
+
 OnProgress = Callable[[str, float], None]
 """Told what runs, and the share of it that is done."""
 
@@ -47,6 +49,12 @@ class Case:
         return Cluster(prefill, decode, calibration.model(get_model_profile(self.model)), calibration.hardware)
 
     @property
+    def small(self) -> bool:
+        """Few nodes: whole jobs of them are short runs too, and more of a job is its tail, in which few agents are
+        left and every system takes a single turn's time."""
+        return sum(parse_shape(self.nodes)) <= SMALL_NODES
+
+    @property
     def source(self) -> Source:
         return Source(set=self.set, append_scale=self.append_scale, generation_scale=self.generation_scale)
 
@@ -64,21 +72,26 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is run. turns: of the windows that a job is taken from, 0 for whole trajectories; online always plays
-    windows of online_turns, for duration_s."""
+    """How much is run. turns: of the windows that a job is taken from, unless the case is small; 0 for whole
+    trajectories everywhere. Online always plays windows of online_turns, for duration_s."""
 
     turns: int
     online_turns: int
     duration_s: float
 
+    def whole(self, case: Case) -> bool:
+        """Whether every agent plays a whole trajectory; JCT is the makespan then."""
+        return not case.first_turns and (not self.turns or case.small)
+
     @property
     def statement(self) -> str:
-        job = (
-            "offline: every agent plays its whole trajectory; JCT is the makespan"
-            if not self.turns
-            else f"offline (--quick): windows of up to {self.turns} turns, twice as many as agents; JCT is the turns of"
-            " whole trajectories over the rate at which turns ended while all agents were active: the tail is not in it"
-        )
+        job = "offline: every agent plays its whole trajectory; JCT is the makespan"
+        if self.turns:
+            job += (
+                f"; but with more than {SMALL_NODES} nodes (--quick) windows of up to {self.turns} turns, twice as many"
+                " as agents; JCT is the turns of whole trajectories over the rate at which turns ended while all agents"
+                " were active: the tail is not in it"
+            )
         return (
             f"{job}. online: agents that arrive at a rate for {self.duration_s:g} s, each with a window of"
             f" up to {self.online_turns} turns from anywhere in its trajectory, so that the mix of contexts is that of"
@@ -116,7 +129,7 @@ class Runner:
             scenario = steady(cluster, system, stream, case.aps, size.duration_s, self.seed)
         elif case.first_turns:
             scenario = beginning(cluster, system, stream, case.agents, case.first_turns, self.seed)
-        elif size.turns:
+        elif not size.whole(case):
             scenario = busy(cluster, system, stream, case.agents, self.seed)
         else:
             scenario = offline(cluster, system, case.source, case.agents, seed=self.seed)
@@ -142,7 +155,7 @@ class Runner:
     def _job(self, case: Case, stream: Stream, result: dict[str, Any]) -> dict[str, Any]:
         if case.aps:
             return {"trajectory_s": stream.trajectory_s(result), "token_s": stream.token_s(result)}
-        if not self.size.turns and not case.first_turns:
+        if self.size.whole(case):
             return {"job_s": result["makespan_s"]}
         rate = result["turns_per_s"]
         return {"job_s": case.agents * stream.mean_turns / rate if rate else None, "makespan_s": None}
