@@ -62,7 +62,7 @@ class Agents:
     def __init__(self, run: Simulation, load: Load) -> None:
         self._run = run
         self._load = load
-        self._next = 0  # offline: the trajectory that starts next
+        self._next = 0  # the trajectory that starts next
         self.offered = num_turns(self._trajectories)
         self.attempted = 0
         self.playing = 0
@@ -105,7 +105,14 @@ class Agents:
             if not load.whole:
                 self._run.clock.stop()
 
+    @property
+    def _to_come(self) -> int:
+        """Trajectories that have not started."""
+        load = self._load
+        return len(load.trajectories if isinstance(load, Offline) else load.arrivals) - self._next
+
     def _arrive(self, arrival: Arrival) -> None:
+        self._next += 1
         self._play(arrival.name, arrival.trajectory, arrival.at)
 
     def _play(self, name: str, trajectory: Trajectory, due: float) -> None:
@@ -118,8 +125,8 @@ class Agents:
             self._run.records.trajectory(player.began, self._run.clock.now)
         if isinstance(self._load, Offline):
             self._start_next(self._run.clock.now)
-            if not self.playing:
-                self._run.clock.stop()
+        if not self.playing and not self._to_come:
+            self._run.clock.stop()
 
     def under_way(self) -> NDArray[np.float64]:
         """[n, 2] of the turns that were due and have not ended: when, and their time to first token, if they had it."""

@@ -132,7 +132,7 @@ class PrefillEngine(Engine):
         self.left(request)
         self.run.prefill_ended(request)
         handover_s = self.run.overheads.handover_s
-        if handover_s:
+        if handover_s and not self.run.free:
             self.clock.at(self.clock.now + handover_s, self._deliver, request)
         else:
             request.decode.deliver(request)
