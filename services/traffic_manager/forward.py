@@ -40,7 +40,7 @@ from services.traffic_manager.staging import Staged
 @dataclass(slots=True)
 class _Sequence:
     """A sequence of this forward: where it is staged, and the rows that its decode buffer does not hold yet. after: the
-    forward in hand that has its chunk before this one."""
+    forward in hand that has its chunk before this one, until this one ends."""
 
     place: SequenceSlice
     staged: Staged
@@ -105,8 +105,9 @@ class Forward:
             for lane in range(self.plan.num_slots // self.plan.layers_per_step):
                 group.create_task(self._lane(lane, window))
         for sequence in self._alive():
-            sequence.staged.sent = sequence.stop
+            sequence.staged.sent = max(sequence.staged.sent, sequence.stop)  # the next chunk's forward may end before us
         for sequence in self._sequences:
+            sequence.after = None  # else each would keep all before it
             if sequence.staged.forward is self:
                 sequence.staged.forward = None
         self._tell(ForwardDrained(self.plan.forward, list(self._failed)))
