@@ -105,7 +105,8 @@ class Forward:
             for lane in range(self.plan.num_slots // self.plan.layers_per_step):
                 group.create_task(self._lane(lane, window))
         for sequence in self._alive():
-            sequence.staged.sent = max(sequence.staged.sent, sequence.stop)  # the next chunk's forward may end before us
+            # the forward of the next chunk may have ended before us
+            sequence.staged.sent = max(sequence.staged.sent, sequence.stop)
         for sequence in self._sequences:
             sequence.after = None  # else each would keep all before it
             if sequence.staged.forward is self:
