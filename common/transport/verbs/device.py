@@ -58,12 +58,19 @@ class Device:
         self.spin = config.spin
         self._scratch: Any = None
         from pyverbs.pd import PD
+        from pyverbs.pyverbs_error import PyverbsError
 
         self.context = _open(self.place.port.device)
-        self.domain = PD(self.context)
+        self.domain: Any = None
         try:
+            self.domain = PD(self.context)
             self.lkey, self.scratch = self._register_scratch()
             self.inline_bytes = self._probe_inline()
+        except PyverbsError as error:
+            self.close()
+            raise ConfigError(
+                f"cannot use {self.place.port}: {error}: choose another device in snic and cnic"
+            ) from None
         except BaseException:
             self.close()
             raise
@@ -115,7 +122,8 @@ class Device:
         """After its queue pairs and registrations. Idempotent."""
         if self._scratch is not None:
             self._scratch.close()
-        self.domain.close()
+        if self.domain is not None:
+            self.domain.close()
         self.context.close()
 
 
