@@ -162,3 +162,21 @@ async def test_a_lost_all_clear_is_asked_for_again(model, tmp_path):
         assert not cluster.traffic_managers["decode-0"].idle
         cluster.driver.cancel(request)
         await cluster.quiet()
+
+
+async def test_slots_of_a_request_that_the_prefill_side_was_never_told_of(model, reference, tmp_path):
+    """The scheduler has told the decode side only, and is gone: nobody else ever speaks of that attempt again."""
+    config = cluster_config(model, tmp_path, faults=[lost("Assign", process="scheduler", after=1)], **SHORT)
+    async with run_cluster(config) as cluster:
+        manager, prompt = cluster.traffic_managers["decode-0"], random_prompt(3, 150)
+        request = cluster.driver.request(prompt, Sampling(4, ignore_eos=True))
+        await cluster.driver.submit(request)
+        async with asyncio.timeout(10):
+            while not any(staged.exposed for staged in manager.requests.live.values()):
+                await asyncio.sleep(0.01)
+            cluster.decode().scheduler_replaced()
+            while not manager.idle:
+                await asyncio.sleep(0.01)
+        assert not cluster.traffic_managers["prefill-0"].requests._early
+        cluster.driver.cancel(request)
+        assert (await cluster.driver.generate(prompt, 4)).tokens == reference.greedy(prompt, 4)

@@ -225,7 +225,8 @@ class PeerStaged:
     """decode TM -> prefill TM: the decode buffer's slots for this request, and how many tokens it has read, from block
     `first` on.
 
-    control: the sender's control endpoint. allocation_s, read_s: as in Ready, of this side.
+    control: the sender's control endpoint. allocation_s, read_s: as in Ready, of this side. released: the request has
+    ended there meanwhile, and only PeerReleased is waited for: from a side that knows nothing of the request, too.
     """
 
     request_id: str
@@ -237,6 +238,7 @@ class PeerStaged:
     control: str
     allocation_s: float
     read_s: float
+    released: bool = False
 
 
 @message

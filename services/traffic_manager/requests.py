@@ -220,6 +220,8 @@ class PrefillRequests(StagedRequests):
     def peer_staged(self, msg: PeerStaged) -> None:
         """The decode side has reserved (and, on its path, read); kept if it is ahead of our own Stage."""
         key = (msg.request_id, msg.attempt)
+        if msg.released and key not in self.live:
+            self._end(key)  # whoever should have told us of it may have gone with that: it never is staged here now
         if key in self._ended:
             self._late.inc()
             self._send(msg.control, PeerReleased(*key))
@@ -294,6 +296,7 @@ class DecodeRequests(StagedRequests):
                 self._node.endpoint,
                 staged.allocation_s,
                 staged.read_s,
+                staged.released,
             ),
         )
 
@@ -310,7 +313,7 @@ class DecodeRequests(StagedRequests):
         try:
             patience = self._timeouts.call_s
             while not (await asyncio.wait({gone, quiet}, timeout=patience, return_when=asyncio.FIRST_COMPLETED))[0]:
-                self._buffered(staged)  # if the all-clear got lost, this is answered with another
+                self._buffered(staged)  # if the all-clear got lost or never comes, this is answered with another
         finally:
             gone.cancel()
             quiet.cancel()
