@@ -22,6 +22,7 @@ from common.log import get_logger
 BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 LIMIT_S = 0.02
 NAME = "event_loop_callback_cpu_seconds"
+SLOW = "callback kept the event loop"
 
 
 class CallbackTimes(Collector):
@@ -39,7 +40,7 @@ class CallbackTimes(Collector):
             return
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         if seconds > LIMIT_S:
-            get_logger().warning("callback kept the event loop", cpu_s=round(seconds, 4), callback=_describe(callback))
+            get_logger().warning(SLOW, cpu_s=round(seconds, 4), callback=_describe(callback))
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         buckets, below = [], 0

@@ -102,3 +102,5 @@ def _print_loops(loops: dict[str, Any], console: Console) -> None:
         table.add_row(role, *(f"{told[bound]:,.0f}" for bound in (*bounds, "over_limit")))
     table.caption = loops["load"]
     console.print(table)
+    for line in loops["slow"]:
+        console.print(line, markup=False, highlight=False)

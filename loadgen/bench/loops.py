@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from common.clock import monotonic
 from common.rundir import RunDirectory
-from common.watchdog import BOUNDS_S, LIMIT_S, NAME
+from common.watchdog import BOUNDS_S, LIMIT_S, NAME, SLOW
 from common.workload.text import IdText
 from loadgen.agent import Agent
 from loadgen.client import Client
@@ -52,11 +53,22 @@ async def measure_loops(seconds: float) -> dict[str, Any]:
                         await cluster.during(replay(agent, windows, AGENTS))
                 members = [status.member for status in observer.samples[-1].members]
                 roles = histograms([(member.role.value, await _scraped(member.health)) for member in members])
+                slow = _slow(run.path)
     return {
         "load": f"{AGENTS} agents at once, 1P1D, {setting.model}, {len(log.turns)} turns ended",
         "limit_s": LIMIT_S,
         "roles": roles,
+        "slow": slow,
     }
+
+
+def _slow(logs: Path) -> list[str]:
+    """What the processes have logged of callbacks over the limit."""
+    found = []
+    for path in sorted(logs.glob("*.log")):
+        lines = path.read_text(errors="replace").splitlines()
+        found += [f"{path.stem}: {line.strip()}" for line in lines if SLOW in line]
+    return found
 
 
 async def _scraped(url: str) -> str:
