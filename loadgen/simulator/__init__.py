@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import thread_time
 from typing import Any
 
@@ -20,5 +22,18 @@ def simulate(scenario: Scenario, on_progress: Callable[[float], None] = lambda d
     ConfigError for a scenario that cannot be."""
     begun = thread_time()
     run = Simulation(scenario, on_progress)
-    run.play()
+    with _no_collection():
+        run.play()
     return result(run, thread_time() - begun)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A run leaves no cycles behind; looking for them among thousands of agents takes a tenth of its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
