@@ -108,14 +108,8 @@ def test_the_histogram_is_a_metric() -> None:
     metrics.registry.register(times)
     for seconds in (0.0005, 0.001, 0.0015, 0.019, 0.021, 7.0):
         times.add(seconds, test_the_histogram_is_a_metric)
-    values = metrics.snapshot()
-    assert [values[f"{NAME}_bucket{{le={bound}}}"] for bound in ("0.001", "0.002", "0.02", "0.05", "0.1", "+Inf")] == [
-        2,
-        3,
-        4,
-        5,
-        5,
-        6,
-    ]
-    assert values[f"{NAME}_count"] == 6 and values[f"{NAME}_sum"] == pytest.approx(7.043)
-    assert b"dualpath_event_loop_callback_cpu_seconds_bucket" in metrics.exposition()
+    lines = dict(line.rsplit(" ", 1) for line in metrics.exposition().decode().splitlines() if line.startswith("dual"))
+    counts = [float(lines[f'dualpath_{NAME}_bucket{{le="{bound}"}}']) for bound in (*BOUNDS_S, "+Inf")]
+    assert counts == [2, 3, 3, 3, 4, 5, 5, 6]
+    assert float(lines[f"dualpath_{NAME}_count"]) == 6
+    assert float(lines[f"dualpath_{NAME}_sum"]) == pytest.approx(7.043)
