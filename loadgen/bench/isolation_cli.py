@@ -23,9 +23,9 @@ from loadgen.report import write_result
 
 
 def isolation(
-    rate: Annotated[str, typer.Option(metavar="RATE", help="Of every compute NIC, each way")] = "50MB/s",
+    rate: Annotated[str, typer.Option(metavar="RATE", help="Of every compute NIC, each way")] = "20MB/s",
     rounds: Annotated[int, typer.Option(min=1, help="Each has every phase once, in another order")] = 5,
-    seconds: Annotated[float, typer.Option(callback=positive, help="Of small messages in a phase")] = 4.0,
+    seconds: Annotated[float, typer.Option(callback=positive, help="Of small messages in a phase")] = 2.5,
     flows: Annotated[int, typer.Option(min=1, help="Connections with KV from each node that sends any")] = 2,
     out: Out = None,
 ) -> None:
@@ -45,7 +45,7 @@ def isolation(
             "seconds": seconds,
             "flows": flows,
             "network": f"{SHAPE[0]}P{SHAPE[1]}D of namespaces, NICs shaped by the kernel at both ends; tcp transport; "
-            "CPUs kept awake, processes with bulk give way to those with small messages",
+            "CPUs kept awake, small messages do not wait for one, bulk gives way",
             "qos": QosConfig().model_dump(),
             "versions": versions(),
         }
