@@ -31,11 +31,9 @@ from services.frontend.updates import Timing, Update, Usage
 
 #: Prompts of more tokens are hashed off the event loop.
 HASH_INLINE_TOKENS = 16_384
-#: A scheduler that does not take requests now says so at once: it is asked again after so many seconds.
+#: A scheduler that shuts down, or does not know us yet, says so at once: it is asked again after so many seconds.
 REFUSALS = frozenset({ErrorCode.STRANGER, ErrorCode.DRAINING})
 REFUSED_PAUSE_S = 0.1
-#: Seconds until a scheduler that shuts down, or does not know us yet, is asked again.
-NEXT_SCHEDULER_S = 0.1
 
 Event = list[Token] | FinishReason | DualPathError
 """Something that happened to an attempt: tokens that arrived together, its end, its failure."""
@@ -274,8 +272,6 @@ class ClientRequest:
             await self._home.scheduler.call(Submit(request), max(timeout, 0.0))
         except DualPathError as error:
             self._running = error.code is ErrorCode.UNREACHABLE  # it may have been accepted nevertheless
-            if error.code in (ErrorCode.DRAINING, ErrorCode.STRANGER):
-                await asyncio.sleep(NEXT_SCHEDULER_S)
             raise
 
     def _end_if_complete(self) -> bool:
