@@ -180,3 +180,13 @@ async def test_slots_of_a_request_that_the_prefill_side_was_never_told_of(model,
         assert not cluster.traffic_managers["prefill-0"].requests._early
         cluster.driver.cancel(request)
         assert (await cluster.driver.generate(prompt, 4)).tokens == reference.greedy(prompt, 4)
+
+
+async def test_slots_of_a_request_whose_prefill_engine_is_not_reached(model, tmp_path):
+    """Its assignment is given up; the engine lives, has never heard of the request, and is not told to drop it."""
+    never = Fault(point="message", action="fail", type="Assign", process="scheduler", after=1, times=0)
+    async with run_cluster(cluster_config(model, tmp_path, faults=[never], **SHORT)) as cluster:
+        with pytest.raises(DualPathError) as failure:
+            await cluster.driver.generate(random_prompt(4, 150), 4)
+        assert failure.value.code is ErrorCode.UNREACHABLE
+        await cluster.quiet()
