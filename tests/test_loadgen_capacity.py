@@ -47,19 +47,19 @@ def test_last_windows_are_thirds_of_the_arrivals() -> None:
 
 
 @pytest.mark.parametrize(("earlier", "later", "stationary"), [
-    (2.0, 2.7, True),     # 2.0 * 1.25 + 0.25 = 2.75
-    (2.0, 2.8, False),
-    (0.1, 0.37, True),    # 0.125 + 0.25: noise of short times is let pass
-    (0.1, 0.38, False),
+    (2.0, 2.85, True),    # 2.0 * 1.25 + 0.4 = 2.9
+    (2.0, 2.95, False),
+    (0.1, 0.52, True),    # 0.125 + 0.4: noise of short times is let pass
+    (0.1, 0.53, False),
     (3.0, 1.0, True),
 ])
 def test_stationary(earlier: float, later: float, stationary: bool) -> None:
-    assert is_stationary([turn(0, earlier)], [turn(20, later)]) is stationary
+    assert is_stationary([turn(0, earlier)], [turn(20, later)], Slo()) is stationary
 
 
 def test_a_turn_without_a_first_token_is_not_stationary() -> None:
-    assert not is_stationary([turn(0, 1.0)], [turn(20, 1.0), turn(25, None)])
-    assert not is_stationary([], [turn(20, 1.0)])
+    assert not is_stationary([turn(0, 1.0)], [turn(20, 1.0), turn(25, None)], Slo())
+    assert not is_stationary([], [turn(20, 1.0)], Slo())
 
 
 def test_met() -> None:

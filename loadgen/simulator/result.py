@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.balance import FIRST_SHARE, WINDOW_S, Series, described, mean_max_over_avg
-from loadgen.capacity import PERCENTILE, RISE, RISE_S, RULE, WINDOW_SHARE
+from loadgen.capacity import PERCENTILE, RULE, WINDOW_SHARE, rises
 from loadgen.load import Online
 from loadgen.measure import FEW_SAMPLES, PERCENTILE_METHOD
 from loadgen.simulator.decode import DecodeEngine
@@ -127,7 +127,7 @@ def verdict(run: Simulation) -> dict[str, Any]:
         and earlier["n"]
         and not told["excluded"]
         and not earlier["excluded"]
-        and told["mean"] <= earlier["mean"] * (1 + RISE) + RISE_S
+        and not rises(earlier["mean"], told["mean"], slo)
     )
     within = bool(
         not run.agents.given_up
