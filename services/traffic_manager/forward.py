@@ -34,7 +34,7 @@ from common.types import RequestKey
 from services.traffic_manager.hops import Hop, Hops
 from services.traffic_manager.push import PushWindow, PushWindows
 from services.traffic_manager.runs import Layers, RowRuns, StepRuns, buffer_to_rows, rows_to_buffer
-from services.traffic_manager.staging import Staged
+from services.traffic_manager.staging import Sender, Staged
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class _Sequence:
 
     place: SequenceSlice
     staged: Staged
-    after: Forward | None
+    after: Sender | None
     runs: dict[Hop, StepRuns] = field(default_factory=dict)
 
     pushed: tuple[int, int] | None = None  # rows [start, stop) that the decode side pushes
@@ -87,14 +87,21 @@ class Forward:
         for place in plan.sequences:
             key = (place.request_id, place.attempt)
             if key in staged and staged[key].peer_staged is not None:
-                self._sequences.append(_Sequence(place, staged[key], staged[key].forward))
-                staged[key].forward = self
+                self._sequences.append(_Sequence(place, staged[key], staged[key].sender))
+                staged[key].sender = self
             else:
                 self._failed[key] = "not staged"
 
     def computed(self, step: int) -> None:
         """The engine has written the new rows of this step's layers."""
         self._computed[step].set()
+
+    async def sent(self, key: RequestKey, layers: Layers) -> bool:
+        """As services.traffic_manager.staging.Sender."""
+        per_step = self.plan.layers_per_step
+        for step in range(layers.first // per_step, -(-(layers.first + layers.count) // per_step)):
+            await self._sent[step].wait()
+        return key not in self._failed
 
     async def run(self) -> list[SequenceSlice]:
         """Returns when device memory is quiet, with the sequences whose rows are all delivered."""
@@ -109,8 +116,8 @@ class Forward:
             sequence.staged.sent = max(sequence.staged.sent, sequence.stop)
         for sequence in self._sequences:
             sequence.after = None  # else each would keep all before it
-            if sequence.staged.forward is self:
-                sequence.staged.forward = None
+            if sequence.staged.sender is self:
+                sequence.staged.sender = None
         self._tell(ForwardDrained(self.plan.forward, list(self._failed)))
         return [sequence.place for sequence in self._alive()]
 
@@ -157,12 +164,9 @@ class Forward:
     async def _follow(self, layers: Layers) -> None:
         """Of sequences with an earlier chunk in hand: wait until its rows of these layers have been sent."""
         for sequence in self._sequences:
-            if sequence.after is not None:
-                per_step = sequence.after.plan.layers_per_step
-                for step in range(layers.first // per_step, -(-(layers.first + layers.count) // per_step)):
-                    await sequence.after._sent[step].wait()
-                if sequence.staged.key in sequence.after._failed:
-                    self._failed.setdefault(sequence.staged.key, "its chunk before failed")
+            key = sequence.staged.key
+            if sequence.after is not None and not await sequence.after.sent(key, layers):
+                self._failed.setdefault(key, "its chunk before failed")
 
     async def _load(self, layers: Layers, base: int, window: PushWindow | None) -> None:
         """Cached rows into the slots: ours by loopback writes through our own NIC, the decode side's pushed by it."""

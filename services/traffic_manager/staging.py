@@ -14,15 +14,20 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from common.blocks.pool import SlotPool
 from common.errors import DualPathError, ErrorCode
 from common.messages import PeerStaged, Stage
 from common.types import RequestKey
+from services.traffic_manager.runs import Layers
 
-if TYPE_CHECKING:
-    from services.traffic_manager.forward import Forward
+
+class Sender(Protocol):
+    """A forward that sends rows of a request on, layer by layer."""
+
+    async def sent(self, key: RequestKey, layers: Layers) -> bool:
+        """Once that is done of these layers: whether the request is still in it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,9 +36,8 @@ class Staged:
 
     slots: its buffer slots, in block order; the first shared of them are the tier's, to be read only. cached: tokens of
     hit KV that were found here. allocation_s: from Stage to the first byte asked for; read_s: from there to the last
-    hit block. sent (prefill side): of rows [0, sent) the decode buffer holds all; forward: the last one in
-    hand that sends more of them. peer_quiet: the other side does not
-    touch our slots any more.
+    hit block. sent (prefill side): of rows [0, sent) the decode buffer holds all; sender: the last forward in
+    hand that sends more of them. peer_quiet: the other side does not touch our slots any more.
     """
 
     plan: Stage
@@ -44,7 +48,7 @@ class Staged:
     read_s: float = 0.0
     buffered: bool = False
     sent: int = 0
-    forward: Forward | None = None
+    sender: Sender | None = None
     peer_staged: PeerStaged | None = None
     exposed: bool = False
     released: bool = False
