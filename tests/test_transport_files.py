@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from common.faults import Fault
-from common.transport.base import Intent, TransferError
-from common.transport.files import FileBatch, FilePart
+from common.transport.base import FileBatch, FilePart, Intent, TransferError
 from common.transport.nic import Nic
 from common.transport.region import RegionDescriptor
 from tests.transport_support import LOOPS, MIB, End, end, noise, pair, run

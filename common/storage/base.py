@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from common.transport.files import FilePart
+from common.transport.base import FilePart
 
 
 class BlockStore(Protocol):

@@ -31,7 +31,7 @@ from common.model import Manifest
 from common.storage.claim import BLOCKS, DRAFTS, QUARANTINE, claim_directory, create_locked, make_directory
 from common.storage.format import HEADER_BYTES, BadBlock, BlockHeader, pack_header, parse_header
 from common.tasks import to_the_end
-from common.transport.files import FilePart
+from common.transport.base import FilePart
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Generator, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,6 @@ from numpy.typing import NDArray
 from common.errors import DualPathError, ErrorCode
 from common.transport.memory import Memory
 from common.transport.region import RegionDescriptor
-
-if TYPE_CHECKING:
-    from common.transport.files import FileBatch
 
 
 class Intent(StrEnum):
@@ -57,6 +54,30 @@ class Batch:
     @property
     def num_bytes(self) -> int:
         return int(self.runs[:, 2].sum())
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """length bytes of an open file from offset on; checksum: their xxh3-64. Whoever opened it closes it, after every
+    transfer of it has ended."""
+
+    fd: int
+    offset: int
+    length: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileBatch:
+    """Parts to write into one remote region, each whole, at its byte offset there. They must not overlap."""
+
+    parts: tuple[FilePart, ...]
+    target: RegionDescriptor
+    offsets: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.length for part in self.parts)
 
 
 class Transfer(Protocol):

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from common.faults import Fault, Faults
 from common.metrics import Metrics
-from common.transport.base import Batch, Intent, TransferError, check_runs
+from common.transport.base import Batch, FileBatch, Intent, TransferError, check_runs
 from common.transport.classes import CLASS_OF_INTENT, TRAFFIC_CLASSES
-from common.transport.files import FileBatch, FileJob, check_places
+from common.transport.files import FileJob, check_places
 from common.transport.memory import REGION_KEY_BYTES, Memory, host_identity
 from common.transport.mover import Job, Mover, Region, Regions
 from common.transport.nic import Nic, Nics

@@ -11,36 +11,11 @@ from dataclasses import dataclass
 
 from xxhash import xxh3_64
 
-from common.transport.base import Intent, TransferError
+from common.transport.base import FileBatch, Intent, TransferError
 from common.transport.memory import Memory
-from common.transport.region import RegionDescriptor
 
 #: What is read at a time, and its checksum computed while it is in the processor's cache.
 PIECE_BYTES = 512 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class FilePart:
-    """length bytes of an open file from offset on; checksum: their xxh3-64. Whoever opened it closes it, after every
-    transfer of it has ended."""
-
-    fd: int
-    offset: int
-    length: int
-    checksum: int
-
-
-@dataclass(frozen=True, slots=True)
-class FileBatch:
-    """Parts to write into one remote region, each whole, at its byte offset there. They must not overlap."""
-
-    parts: tuple[FilePart, ...]
-    target: RegionDescriptor
-    offsets: tuple[int, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.length for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)

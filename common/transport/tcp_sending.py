@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
 
+from common.transport.base import FilePart
 from common.transport.copying import copy_runs
-from common.transport.files import FileJob, FilePart
+from common.transport.files import FileJob
 from common.transport.mover import Job
 from common.transport.tcp_frames import (
     CHECKSUM,

@@ -20,8 +20,7 @@ from common.faults import Fault, Faults
 from common.log import get_logger
 from common.storage.base import BlockStore
 from common.tasks import Spawn
-from common.transport.base import Batch, Intent, Transfer, TransferError, Transport, make_runs
-from common.transport.files import FileBatch
+from common.transport.base import Batch, FileBatch, Intent, Transfer, TransferError, Transport, make_runs
 from common.transport.region import RegionDescriptor
 from services.storage_gateway.in_flight import InFlight
 from services.storage_gateway.staging import Lane, damage
