@@ -109,16 +109,24 @@ def _figures(runs: Sequence[Run]) -> Iterable[str]:
 
 
 def _ratios(results: Sequence[Mapping[str, Any]]) -> str:
-    rows = []
+    sets = []
     for result in results:
         told_already = bool(result.get("exhibits"))
+        rows = []
         for name, value in ({} if told_already else result.get("ratios") or {}).items():
             values = (result.get("spreads") or {}).get(name) or [None]
             bound = (result.get("bound_ratios") or {}).get(name)
-            told = (value, min(values), max(values), bound)
-            rows.append([name, *map(cell, told), str(result.get("kind", ""))])
-    header = ["ratio", "median", "least", "greatest", "by the formula", "experiment"]
-    return "<h2>Ratios</h2>\n" + table(header, [("", rows)]) if rows else ""
+            rows.append([name, *map(cell, (value, min(values), max(values), bound))])
+        if rows:
+            sets.append((", ".join(filter(None, (str(result.get("kind", "")), _place(result)))), rows))
+    header = ["ratio", "median", "least", "greatest", "by the formula"]
+    return "<h2>Ratios</h2>\n" + table(header, sets) if sets else ""
+
+
+def _place(result: Mapping[str, Any]) -> str:
+    """Of a result with one place, or of the runs' first."""
+    run: Mapping[str, Any] = {**next(iter(result.get("runs") or ()), {}), **result}
+    return title([(name, run[name]) for name in ("model", "nodes", "mal") if name in run])
 
 
 def _capacity(results: Sequence[Mapping[str, Any]]) -> str:
@@ -129,9 +137,9 @@ def _capacity(results: Sequence[Mapping[str, Any]]) -> str:
         found = result.get("capacity") or {}
         rows = [[system, *(cell(told.get(name)) for name in _CAPACITY)] for system, told in found.items()]
         if rows:
-            run: Mapping[str, Any] = {**result, **next(iter(result.get("runs") or ()), {})}
-            sets.append((title([(name, run[name]) for name in ("model", "nodes", "mal") if name in run]), rows))
-            rules.append((run.get("verdict") or {}).get("rule", ""))
+            sets.append((_place(result), rows))
+            first: Mapping[str, Any] = next(iter(result.get("runs") or ()), {})
+            rules.append((first.get("verdict") or {}).get("rule", ""))
     if not sets:
         return ""
     rule = "".join(f"<p>{escape(rule)}</p>" for rule in dict.fromkeys(rules) if rule)
