@@ -19,6 +19,7 @@ from common.perf.scaling import Scaling
 from common.rundir import RunDirectory
 from common.storage.seed import link_directory, seed_directory
 from common.types import Role
+from common.watchdog import SLOW
 from common.workload.hits import hits
 from common.workload.text import IdText
 from common.workload.trajectories import Trajectory
@@ -74,10 +75,11 @@ class Lab:
         return read_configured_model(self.config("basic", CONTROL, Path("/")))
 
     def logged(self) -> str:
-        """The first and the last thing that a process of the last cluster had to say; they log what should not be."""
+        """The first and the last thing that a process of the last cluster had to say; they log what should not be. What
+        the watchdog says of slow callbacks is a measure, not that."""
         for path in sorted(self.run.path.glob("*.log")):
             lines = path.read_text(errors="replace").split("\n")
-            said = [line.strip() for line in lines if line.strip()]
+            said = [line.strip() for line in lines if line.strip() and SLOW not in line]
             if said:
                 return f"{path.stem}: {' ... '.join(dict.fromkeys([said[0], said[-1]]))}"
         return ""

@@ -114,3 +114,15 @@ def test_the_store_is_nobody_elses(tmp_path: Path) -> None:
     with RunDirectory(tmp_path) as run:
         assert run.path.parent == tmp_path
     assert list(tmp_path.iterdir()) == []
+
+
+def test_slow_callbacks_are_measured_not_held_against_a_run(tmp_path: Path) -> None:
+    scaled = Scaling(get_model_profile("ds-27b"), get_hardware("h800"))
+    run = RunDirectory(tmp_path)
+    with run:
+        lab = Lab(scaled, 1, 1, 640, 100, LocalPlacement(scaled), run)
+        log = run.path / "frontend.log"
+        log.write_text("01:17 [warning  ] callback kept the event loop   callback=Enrolment.keep cpu_s=0.03\n")
+        assert lab.logged() == ""
+        log.write_text(log.read_text() + "01:18 [error  ] broken\n")
+        assert lab.logged() == "frontend: 01:18 [error  ] broken"
