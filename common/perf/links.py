@@ -29,10 +29,8 @@ class FifoLink:
     def send(self, now: float, num_bytes: float) -> float:
         """Transfer so many bytes, from now on or when all before are through. When the last one is."""
         self.sent += num_bytes
-        start = self.free_at
-        start = max(start, now)
-        self.free_at = start = start + num_bytes / self.rate
-        return start
+        self.free_at = max(self.free_at, now) + num_bytes / self.rate
+        return self.free_at
 
 
 def through(sender: FifoLink, receiver: FifoLink, now: float, num_bytes: float) -> float:

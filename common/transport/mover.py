@@ -6,10 +6,12 @@ An endpoint (common.transport.endpoint) checks, names, bounds and counts transfe
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from common.transport.base import Batch, Intent
+from common.transport.base import Batch, Intent, TransferError
 from common.transport.files import FileJob
 from common.transport.memory import Memory
 from common.transport.region import RegionDescriptor
@@ -82,6 +84,34 @@ class Mover:
     async def move_files(self, job: FileJob) -> None:
         """As move(), where takes_files. Every part is verified where it arrives: one that is damaged is a failure."""
         raise NotImplementedError
+
+
+class Flow(Protocol):
+    """A transfer on a connection. done: None once every byte is in place, else what went wrong; both memories are quiet
+    then. stop() begins nothing more of it: what has begun ends within the deadline."""
+
+    done: asyncio.Future[str | None]
+
+    def stop(self, failure: str) -> None: ...
+
+
+F = TypeVar("F", bound=Flow)
+
+
+async def see_through(flow: F, deadline: float, expire: Callable[[F], None]) -> None:
+    """Await its end. TransferError if it fails; a cancelled caller leaves once it is quiet. expire: called with it at
+    the deadline, time.monotonic() seconds."""
+    expiry = asyncio.get_running_loop().call_later(max(0.0, deadline - time.monotonic()), expire, flow)
+    try:
+        failure = await asyncio.shield(flow.done)
+    except asyncio.CancelledError:
+        flow.stop("cancelled")
+        await settle(flow.done)
+        raise
+    finally:
+        expiry.cancel()
+    if failure is not None:
+        raise TransferError(failure)
 
 
 async def settle(future: asyncio.Future[Any]) -> None:

@@ -13,8 +13,6 @@ Whoever can read the data network can learn keys and KV bytes: it has to be a ne
 
 from __future__ import annotations
 
-import asyncio
-import time
 from itertools import count
 
 from common.metrics import Metrics
@@ -22,7 +20,7 @@ from common.transport.base import TransferError
 from common.transport.classes import CLASS_OF_INTENT, TrafficClass
 from common.transport.files import FileJob
 from common.transport.memory import Memory
-from common.transport.mover import Job, Mover, Regions, settle
+from common.transport.mover import Job, Mover, Regions, see_through
 from common.transport.region import RegionDescriptor
 from common.transport.tcp_frames import MAX_PAYLOAD_BYTES
 from common.transport.tcp_receiver import Listener
@@ -78,19 +76,7 @@ class TcpMover(Mover):
         job = flow.job
         connection = self._connection(job.batch.target.address, CLASS_OF_INTENT[job.intent])
         connection.add(flow)
-        expiry = asyncio.get_running_loop().call_later(
-            max(0.0, job.deadline - time.monotonic()), connection.expire, flow
-        )
-        try:
-            failure = await asyncio.shield(flow.done)
-        except asyncio.CancelledError:
-            flow.stop("cancelled")
-            await settle(flow.done)  # what has begun ends within the deadline
-            raise
-        finally:
-            expiry.cancel()
-        if failure is not None:
-            raise TransferError(failure)
+        await see_through(flow, job.deadline, connection.expire)
 
     def _connection(self, address: str, traffic_class: TrafficClass) -> Connection:
         """The one with the least to do, or another one."""

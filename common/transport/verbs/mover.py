@@ -9,7 +9,6 @@ deadline closes the queue pair: then our NIC reads and sends nothing more.
 from __future__ import annotations
 
 import asyncio
-import time
 
 from common.config import RdmaConfig
 from common.errors import ConfigError
@@ -18,7 +17,7 @@ from common.metrics import Metrics
 from common.transport.base import TransferError
 from common.transport.classes import CLASS_OF_INTENT, TrafficClass
 from common.transport.memory import Memory
-from common.transport.mover import Job, Mover, Region, Regions, settle
+from common.transport.mover import Job, Mover, Region, Regions, see_through
 from common.transport.region import RegionDescriptor
 from common.transport.verbs.device import Device, Registration, has_devices
 from common.transport.verbs.listener import Listener
@@ -126,19 +125,7 @@ class VerbsMover(Mover):
         flow = Flow(job, source)
         connection = self._connection(job.batch.target.verbs, CLASS_OF_INTENT[job.intent])
         connection.add(flow)
-        expiry = asyncio.get_running_loop().call_later(
-            max(0.0, job.deadline - time.monotonic()), connection.expire, flow
-        )
-        try:
-            failure = await asyncio.shield(flow.done)
-        except asyncio.CancelledError:
-            flow.stop("cancelled")
-            await settle(flow.done)  # what has been posted ends within the deadline
-            raise
-        finally:
-            expiry.cancel()
-        if failure is not None:
-            raise TransferError(failure)
+        await see_through(flow, job.deadline, connection.expire)
 
     def _connection(self, endpoint: str, traffic_class: TrafficClass) -> Connection:
         assert self._device is not None
