@@ -116,7 +116,7 @@ async def test_kv_waits_longer_than_a_lease_lasts(tmp_path: Path) -> None:
     async with live_cluster(tmp_path, decode__max_running=1, perf__time_factor=8.0, **short) as live:
         members = {member.incarnation for member in live.cluster.scheduler.registry.all()}
         async with client_of(live) as client, asyncio.TaskGroup() as group:
-            group.create_task(client.ask([1] * 100, 60, stream=True))
+            group.create_task(client.ask([1] * 100, 120, stream=True))
             group.create_task(client.ask([2] * 300, 20, stream=True))
             waited = 0.0
             while waited < 3.0:
