@@ -20,7 +20,7 @@ from common.rundir import RunDirectory
 from common.workload.scaling import DEMO, Selection
 from common.workload.sessions import PACKAGED
 from services import serve
-from services.launcher import demo, operate, plan, profile, qos
+from services.launcher import demo, operate, plan, profile, provision, qos
 from services.launcher.cluster import Cluster, with_model, with_profile
 from services.launcher.console import ConfigFile, Settings, errors, execute, results, say
 from services.launcher.doctor.command import doctor
@@ -243,6 +243,7 @@ async def _plan(arguments: list[str], out: Path | None) -> int:
 
 
 app.add_typer(operate.app)
+app.add_typer(provision.app)
 app.add_typer(qos.app, name="qos")
 app.command("doctor")(doctor)
 
