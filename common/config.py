@@ -246,6 +246,11 @@ class HealthConfig(_Section):
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65534)
 
+    @property
+    def of_traffic_manager(self) -> HealthConfig:
+        """That of the traffic manager of the engine whose this is."""
+        return self.model_copy(update={"port": self.port and self.port + 1})
+
 
 class TraceConfig(_Section):
     """Traces of requests (common.tracing). dir: a directory for the spans of every process, for `dualpath trace`; or

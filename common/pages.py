@@ -14,6 +14,7 @@ from common.health import Answer, Page, json_answer
 from common.metrics import EXPOSITION_TYPE, Metrics
 
 OK, UNAVAILABLE = 200, 503
+LIVE, READY, HEALTH, METRICS = "/live", "/ready", "/health", "/metrics"
 
 
 class Subject(Protocol):
@@ -47,7 +48,7 @@ def pages(subject: Subject) -> dict[str, Page]:
     async def exposition() -> Answer:
         return Answer(OK, await asyncio.to_thread(subject.metrics.exposition), EXPOSITION_TYPE)
 
-    return {"/live": live, "/ready": ready, "/health": health, "/metrics": exposition}
+    return {LIVE: live, READY: ready, HEALTH: health, METRICS: exposition}
 
 
 def _status(error: DualPathError | None) -> dict[str, str | None]:

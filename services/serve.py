@@ -90,8 +90,7 @@ class TrafficManagerChild:
     async def start(self) -> str:
         """Start it and return its control endpoint. It ends after the engine; if it ends before, the engine fails.
         ConfigError if it does not become ready."""
-        name, health = f"{self._name}.tm", self._config.health
-        health = health.model_copy(update={"port": health.port and health.port + 1})
+        name, health = f"{self._name}.tm", self._config.health.of_traffic_manager
         given = child_input(self._config.model_copy(update={"health": health}))
         child = Child(name, child_command(Role.TRAFFIC_MANAGER, name), first_line=given, session=False)
         self._engine.companions.push_async_callback(end_all, [child], self._config.timeouts.drain_s)

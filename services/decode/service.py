@@ -62,6 +62,7 @@ class DecodeEngine(EngineService[Sequence]):
         self._wake = asyncio.Event()  # pages came free, or the running batch changed
         self._decoded = self.metrics.counter("decode_tokens", "Tokens decoded")
         self._preempted = self.metrics.counter("preemptions", "Running requests preempted for lack of pages")
+        self.metrics.gauge("pages", "Pages of device memory").set(self.pages.pool.total)
         self.metrics.gauge("pages_free", "Free pages of device memory").set_function(lambda: self.pages.num_free)
         running = self.metrics.gauge("decode_running_requests", "Requests in the running batch")
         running.set_function(lambda: len(self._running))

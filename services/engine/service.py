@@ -99,6 +99,7 @@ class EngineService(Service, Generic[S]):
     async def open(self) -> None:
         self.backend = await open_backend(self.config, self.settings, self.name)
         self.model, self.memory = self.backend.model, self.backend.memory
+        self._show_load()
         self.geometry = self.model.manifest.geometry
         self._check_context(self.capacity(self.settings.buffer // self.geometry.full_block_bytes))
         endpoint = await self._start_traffic_manager()
@@ -115,6 +116,16 @@ class EngineService(Service, Generic[S]):
         on(Cancel, self._on_cancel)
         on(ReadQueue, self._on_read_queue)
         on(StageFailed, self._on_stage_failed)
+
+    def _show_load(self) -> None:
+        gauge = self.metrics.gauge
+        gauge("engine_requests", "Requests assigned to this engine and not ended there").set_function(
+            lambda: len(self._sequences)
+        )
+        gauge("device_memory_bytes", "Device memory for KV").set(self.memory.budget)
+        gauge("device_memory_peak_bytes", "Most KV bytes in device memory at once").set_function(
+            lambda: self.memory.peak_bytes
+        )
 
     def _check_context(self, capacity: Capacity) -> None:
         """ConfigError if the memory cannot hold even a block of context; before anything else is started."""

@@ -64,9 +64,6 @@ class PrefillEngine(EngineService[Sequence]):
         self._computed_tokens = self.metrics.counter("prefill_tokens", "Prompt tokens computed")
         self._attention = self.metrics.counter("attention_seconds", "Predicted attention of the forwards computed")
         self._cached_tokens = self.metrics.counter("cached_tokens", "Prompt tokens found in storage")
-        self.metrics.gauge("device_memory_peak_bytes", "Most KV bytes in device memory at once").set_function(
-            lambda: self.memory.peak_bytes
-        )
         on = self.node.on
         on(Ready, self._on_ready)
         on(LayersLoaded, lambda msg, peer: self.forwards.loaded(msg))

@@ -102,6 +102,10 @@ class Scheduler(Service):
         self._lookup = Lookup(self._gateways, config.model.block_size, config.timeouts, monotonic)
         self._waiting = self.metrics.gauge("requests_waiting", "Requests not yet assigned to both engines")
         self._running = self.metrics.gauge("requests_running", "Requests assigned and not finished")
+        limit = self.metrics.gauge("requests_waiting_limit", "Waiting requests at which further ones are refused")
+        limit.set(scheduler.max_waiting)
+        self._num_members = self.metrics.gauge("members", "Processes that are registered, by role", ("role",))
+        self._count_members()
         self._late = self.metrics.counter("messages_late", "Messages of attempts that have ended")
 
     @property
@@ -140,6 +144,7 @@ class Scheduler(Service):
         joined = self._joined(member) if member.role in ENGINES else None
         for old in self.registry.admit(msg.protocol, member, monotonic()):
             self._remove(old.incarnation, f"replaced by {member.incarnation}")
+        self._count_members()
         self.node.welcome(member.control)
         others = [other for other in self.registry.all() if other.incarnation != member.incarnation]
         self._broadcast(MemberJoined(member), others)
@@ -200,6 +205,7 @@ class Scheduler(Service):
         member = self.registry.remove(incarnation)
         if member is None:
             return
+        self._count_members()
         self.leaving.discard(incarnation)
         self.node.unlink(member.control)
         self.log.info("member left", member=member.name, reason=reason)
@@ -211,6 +217,11 @@ class Scheduler(Service):
         elif member.role is Role.FRONTEND:
             for key in [key for key, live in self._live.items() if live.frontend == incarnation]:
                 self._progress(RequestCancelled(key))
+
+    def _count_members(self) -> None:
+        for role in Role:
+            if role is not self.role:
+                self._num_members.labels(role.value).set(len(self.registry.of(role)))
 
     def _broadcast(self, msg: MemberJoined | MemberLeaving | MemberLeft, members: list[Member]) -> None:
         for member in members:
