@@ -141,6 +141,7 @@ class TrafficManager(Service):
             self._serve_decode(DecodeRequests(self._buffer, *common), blocks, persist_blocks)
         else:
             self._serve_prefill(PrefillRequests(self.tier, *common), device_memory)
+        self.metrics.gauge("buffer_slots", "Slots of the staging buffer").set(self.staging.pool.total)
         self.metrics.gauge("buffer_slots_free", "Free slots of the staging buffer").set_function(
             lambda: 0 if self.staging is None else self.staging.pool.num_free
         )
