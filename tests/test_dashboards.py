@@ -1,0 +1,139 @@
+"""Dashboards, rules and what Prometheus scrapes are of this cluster: its roles, its ports, metrics that it exports."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from common.config import HealthConfig
+from common.types import Role
+from common.watchdog import CallbackTimes
+from compose.grafana.__main__ import files
+from tests.dashboards_support import (
+    COMPOSE,
+    DASHBOARDS,
+    PROMETHEUS,
+    Asked,
+    dashboard,
+    panel_queries,
+    panels,
+    rule_queries,
+    rules,
+    scrape_jobs,
+    scraped_roles,
+)
+from tests.lifecycle_harness import client_of, live_cluster
+
+ENGINES = [Role.PREFILL, Role.DECODE]
+ASKED = [*panel_queries(), *rule_queries("record"), *rule_queries("alert")]
+#: Suffixes of a histogram's series.
+SERIES = ("_bucket", "_sum", "_count")
+
+
+def test_dashboards_are_what_the_code_says() -> None:
+    assert {path: path.read_text() for path in DASHBOARDS} == files(), "run python -m compose.grafana"
+
+
+def test_dashboards_are_told_apart() -> None:
+    found = [dashboard(path) for path in DASHBOARDS]
+    assert len({each["uid"] for each in found}) == len({each["title"] for each in found}) == len(found) == 2
+    assert [each["uid"] for each in found] == [path.stem for path in DASHBOARDS]
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_panels_are_whole_and_do_not_overlap(path: Path) -> None:
+    every = dashboard(path)["panels"]
+    ids, titles = [panel["id"] for panel in every], [panel["title"] for panel in every]
+    assert len(set(ids)) == len(ids) and len(set(titles)) == len(titles)
+    taken: set[tuple[int, int]] = set()
+    for panel in every:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert cells and not cells & taken and all(0 <= x < 24 for x, _ in cells), panel["title"]
+        taken |= cells
+    for panel in panels(path):
+        assert panel["description"].strip() and panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        letters = [target["refId"] for target in panel["targets"]]
+        assert letters and letters == sorted(set(letters))
+
+
+def test_a_legend_tells_the_curves_of_a_panel_apart() -> None:
+    for path in DASHBOARDS:
+        for panel in panels(path):
+            legends = [target["legendFormat"] for target in panel["targets"]]
+            assert len(set(legends)) == len(legends), panel["title"]
+            for target in panel["targets"]:
+                grouped = re.match(r"sum by \(([^)]*)\)", target["expr"])
+                shown = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+                if grouped is not None:
+                    assert shown == grouped[1].split(", "), panel["title"]
+
+
+def test_every_process_is_scraped() -> None:
+    jobs = scrape_jobs()
+    assert scraped_roles(jobs["dualpath"]) == [role.value for role in Role if role is not Role.TRAFFIC_MANAGER]
+    assert scraped_roles(jobs["dualpath-traffic-managers"]) == [role.value for role in ENGINES]
+    [of_manager] = jobs["dualpath-traffic-managers"]["relabel_configs"]
+    assert of_manager == {"target_label": "role", "replacement": Role.TRAFFIC_MANAGER.value}
+
+
+def test_where_the_image_has_its_metrics() -> None:
+    ports = {name: job["dns_sd_configs"][0]["port"] for name, job in scrape_jobs().items()}
+    stated = re.search(r"DUALPATH_HEALTH__PORT=(\d+)", (COMPOSE / "Dockerfile").read_text())
+    assert stated is not None
+    health = HealthConfig(port=int(stated[1]))
+    assert ports == {"dualpath": health.port, "dualpath-traffic-managers": health.of_traffic_manager.port}
+
+
+def test_services_have_the_names_of_roles() -> None:
+    services = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]
+    assert {name for job in scrape_jobs().values() for name in scraped_roles(job)} <= services.keys()
+    [url] = [
+        source["url"]
+        for source in yaml.safe_load((COMPOSE / "grafana/provisioning/datasources/prometheus.yaml").read_text())[
+            "datasources"
+        ]
+    ]
+    assert url == "http://prometheus:9090" and "prometheus" in services
+    mounts = [volume.split(":")[:2] for name in ("prometheus", "grafana") for volume in services[name]["volumes"]]
+    where = {inside: COMPOSE / outside for outside, inside in mounts if outside.startswith("./")}
+    assert where["/etc/prometheus"] == PROMETHEUS and (PROMETHEUS / "prometheus.yml").is_file()
+    [provider] = yaml.safe_load((COMPOSE / "grafana/provisioning/dashboards/dualpath.yaml").read_text())["providers"]
+    assert where[provider["options"]["path"]] == DASHBOARDS[0].parent
+
+
+def test_alerts_say_what_to_do() -> None:
+    names = [rule["alert"] for rule in rules("alert")]
+    assert len(set(names)) == len(names)
+    for rule in rules("alert"):
+        assert rule["labels"]["severity"] in ("critical", "warning") and rule["annotations"]["summary"]
+
+
+def _series(exposition: str) -> set[str]:
+    """Names that a query may use, of everything that is registered, whether it has values yet or not."""
+    names = set()
+    for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", exposition, re.MULTILINE):
+        names |= {f"{name}{suffix}" for suffix in SERIES} if kind == "histogram" else {name}
+    return names
+
+
+async def test_every_metric_that_is_asked_for_is_exported(tmp_path: Path) -> None:
+    async with live_cluster(tmp_path / "blocks") as live, client_of(live) as client:
+        await client.ask([7] * 130, 2, stream=True)
+        exported = set().union(*(_series(service.metrics.exposition().decode()) for service in live.services))
+    exported |= {f"{family.name}{suffix}" for family in CallbackTimes().collect() for suffix in SERIES}
+    recorded = {rule["record"] for rule in rules("record")}
+
+    def unknown(asked: Asked) -> set[str]:
+        return asked.names - exported - recorded
+
+    assert {asked.place: unknown(asked) for asked in ASKED if unknown(asked)} == {}
+    assert len(exported & set().union(*(asked.names for asked in ASKED))) > 40
