@@ -40,6 +40,17 @@ class Asked:
         return set(NAMES.findall(self.expr))
 
     @property
+    def grouped(self) -> set[str]:
+        """Labels that remain, or are matched or joined on."""
+        lists = re.findall(r"\b(?:by|on|ignoring|group_left) \(([^)]*)\)", self.expr)
+        return {label for each in lists for label in each.split(", ")}
+
+    @property
+    def labels(self) -> set[str]:
+        """Every label that it looks at."""
+        return self.grouped | set(re.findall(r"[{,]\s*(\w+)\s*[=!]", self.expr))
+
+    @property
     def selectors(self) -> set[str]:
         return set(SELECTORS.findall(self.expr))
 

@@ -118,6 +118,8 @@ def _panel(panel: Panel) -> dict[str, Any]:
     if panel.top is not None:
         defaults["max"] = panel.top
     if isinstance(panel, Stat):
+        nothing = {"type": "special", "options": {"match": "null+nan", "result": {"text": "–"}}}
+        defaults["mappings"] = [nothing]  # a share or a quantile of no requests
         options = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}, "graphMode": "area"}
         return {"type": "stat", **common, "fieldConfig": {"defaults": defaults, "overrides": []}, "options": options}
     defaults["custom"] = {

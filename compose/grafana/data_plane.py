@@ -41,8 +41,15 @@ NETWORK = Row(
         Panel(
             "Bytes of transfers under way",
             "bytes",
-            (Query("sum by (nic, traffic_class) (dualpath_transport_queued_bytes)", "{{nic}} {{traffic_class}}"),),
-            "Begun and not ended, by the NIC and class of whoever writes; storage gateways have no NIC of their own.",
+            (Query("sum by (traffic_class) (dualpath_transport_queued_bytes)", "{{traffic_class}}"),),
+            "Begun and not ended, over all NICs, by class.",
+            stacked=True,
+        ),
+        Panel(
+            "Waiting for paced NICs",
+            "bytes",
+            (Query("sum by (nic, direction) (dualpath_nic_queued_bytes)", "{{nic}} {{direction}}"),),
+            "Only where network.snic_rate or cnic_rate paces NICs in user space.",
         ),
         Panel(
             "Transfers that failed",
@@ -52,19 +59,10 @@ NETWORK = Row(
                     f"sum by (intent, transport) (rate(dualpath_transport_failures_total[{RATE}]))",
                     "{{intent}} by {{transport}}",
                 ),
+                Query(f"sum by (reason) (rate(dualpath_transport_refused_total[{RATE}]))", "refused: {{reason}}"),
             ),
-            "Failed or cancelled; that of a request that its client gives up is one of them.",
-        ),
-        Panel(
-            "Waiting for paced NICs",
-            "bytes",
-            (
-                Query(
-                    "sum by (nic, direction, traffic_class) (dualpath_nic_queued_bytes)",
-                    "{{nic}} {{direction}} {{traffic_class}}",
-                ),
-            ),
-            "Only where network.snic_rate or cnic_rate paces NICs in user space.",
+            "Failed or cancelled, one whose client gives up among them; and frames and connections that data sockets "
+            "refused: anything steady of these is a peer, or a stranger, that should not be there.",
         ),
         Panel(
             "RDMA: writes a doorbell",
@@ -77,12 +75,6 @@ NETWORK = Row(
                 ),
             ),
             "How many work requests are posted at once; only with network.transport verbs.",
-        ),
-        Panel(
-            "Frames and connections refused",
-            "ops",
-            (Query(f"sum by (reason) (rate(dualpath_transport_refused_total[{RATE}]))", "{{reason}}"),),
-            "By data sockets. Anything steady here is a peer, or a stranger, that should not be there.",
         ),
     ),
 )
