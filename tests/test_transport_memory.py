@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common.transport.memory import MAX_GRANTS, Memory, host_identity, owner_pid
+from common.transport.memory import MAX_GRANTS, Memory, host_identity, owner_pid, populate
 
 KEY = bytes(range(16))
 
@@ -52,6 +52,16 @@ def test_open_refuses_what_is_too_small_or_no_memory(memory: Memory, tmp_path: P
     with pytest.raises(OSError):
         Memory.open("/proc/999999999/fd/3", 10)
     assert owner_pid(memory.path) == os.getpid()
+
+
+def test_pages_that_are_populated_are_there_and_hold_what_they_held() -> None:
+    memory = Memory.create("large", 1_000_000)
+    memory.view[500_000] = 7
+    assert os.stat(memory.path).st_blocks * 512 < 100_000
+    populate(memory.view)
+    assert os.stat(memory.path).st_blocks * 512 >= 1_000_000
+    assert memory.view[500_000] == 7 and bytes(memory.view).count(0) == 999_999
+    memory.close()
 
 
 def test_the_size_is_fixed(memory: Memory) -> None:

@@ -52,12 +52,13 @@ def test_bytes_reach_another_process_and_a_withdrawn_region_refuses_them(loop: s
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_peer_that_is_given_up_holds_up_nobody_until_the_deadline(loop: str) -> None:
-    """As when its cable is out: there is no answer, and no reset either."""
+@pytest.mark.parametrize("kind", ["tcp", VERBS])
+def test_a_peer_that_is_given_up_holds_up_nobody_until_the_deadline(loop: str, kind: str) -> None:
+    """As when its cable is out: there is no answer, and no reset either. What is read after that is not read for it."""
 
     async def scenario() -> None:
-        with running_peer("tcp", SIZE) as peer, running_peer("tcp", SIZE) as other:
-            async with end("tcp", transfer_s=100.0) as writer:
+        with running_peer(kind, SIZE) as peer, running_peer(kind, SIZE) as other:
+            async with end(kind, transfer_s=100.0) as writer:
                 source, memory = writer.region(SIZE, 1)
                 await writer.copy(source, peer.region)
                 peer.process.send_signal(signal.SIGSTOP)
@@ -69,9 +70,13 @@ def test_a_peer_that_is_given_up_holds_up_nobody_until_the_deadline(loop: str) -
                     for transfer in stuck:
                         with pytest.raises(TransferError, match="has been given up"):
                             await transfer
+                memory.view[:] = noise(SIZE).data  # it is ours again
                 await writer.copy(source, other.region)
                 assert await _ask(other, "digest") == xxh3_64_hexdigest(memory.view)
                 peer.process.send_signal(signal.SIGCONT)
+                assert await _ask(peer, "digest") == xxh3_64_hexdigest(bytes([1]) * SIZE)
+                await writer.copy(source, peer.region)
+                assert await _ask(peer, "digest") == xxh3_64_hexdigest(memory.view)
 
     run(loop, scenario())
 

@@ -1,11 +1,10 @@
-"""The tcp transport against peers that send rubbish, stall, lie or vanish; its frames; its traffic classes."""
+"""The tcp transport against peers that send rubbish, stall, lie or vanish."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import re
 import socket
 import struct
 from collections.abc import Callable
@@ -17,31 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from common.config import NetworkConfig
-from common.errors import ConfigError
-from common.faults import Faults
-from common.metrics import Metrics
-from common.transport.base import Batch, Intent, TransferError, make_runs
-from common.transport.classes import CLASS_OF_INTENT, COLLECTIVE, TRAFFIC_CLASSES, mark
-from common.transport.memory import Memory
+from common.transport.base import Intent, TransferError
+from common.transport.classes import TRAFFIC_CLASSES
 from common.transport.region import RegionDescriptor
-from common.transport.select import open_transport
-from common.transport.tcp_frames import (
-    ACK,
-    FRAME_BYTES,
-    HEADER_BYTES,
-    MAX_PAYLOAD_BYTES,
-    MAX_RUNS,
-    Cursor,
-    FrameError,
-    Header,
-    Status,
-    split_frames,
-    unpack_table,
-)
-from tests.transport_support import LOOPS, MIB, end, noise, pair, run
-
-each_loop = pytest.mark.parametrize("loop", LOOPS)
+from common.transport.tcp_frames import ACK, HEADER_BYTES, MAX_PAYLOAD_BYTES, MAX_RUNS, Header, Status
+from tests.transport_support import MIB, each_loop, end, noise, pair, run
 
 SIZE = 4096
 
@@ -156,6 +135,25 @@ def test_a_frame_that_may_not_be_written_is_refused_and_the_stream_goes_on(loop:
             assert peer.counted("transport_refused", reason=status.name.lower()) == 1
 
     run(loop, scenario())
+
+
+def test_answers_come_in_the_order_of_the_frames() -> None:
+    """Good and bad, short and long, of one transfer or of several: one for each, in the order in which they came."""
+
+    async def scenario() -> None:
+        async with end("tcp") as peer:
+            region, _ = peer.region(MIB)
+            chance = np.random.default_rng(5)
+            frames, expected = [], []
+            for transfer in chance.integers(0, 8, 60).tolist():
+                payload, good = noise(int(chance.choice([1, 5000, 300_000]))).tobytes(), bool(chance.random() < 0.7)
+                start = 0 if good else MIB
+                frames.append(frame(region, [(start, len(payload))], payload, changed(transfer=transfer)))
+                expected.append((transfer, Status.OK if good else Status.OUT_OF_RANGE))
+            answers = await exchange(region, b"".join(frames))
+            assert list(ACK.iter_unpack(answers)) == expected
+
+    run("uvloop", scenario())
 
 
 def test_a_wrong_payload_checksum_is_reported_and_stays_within_its_slices() -> None:
@@ -345,176 +343,3 @@ def test_a_deadline_ends_only_what_has_begun_on_a_dead_stream(loop: str) -> None
         silent.close()
 
     run(loop, scenario())
-
-
-@each_loop
-def test_ipv6(loop: str) -> None:
-    async def scenario() -> None:
-        async with pair("tcp", host="::1") as (writer, peer):
-            source, _ = writer.region(3 * MIB, noise(3 * MIB))
-            target, memory = peer.region(3 * MIB)
-            assert target.address.startswith("[::1]:")
-            await writer.copy(source, target)
-            assert bytes(memory.view) == noise(3 * MIB).tobytes()
-
-    run(loop, scenario())
-
-
-def test_an_address_that_is_not_ours_is_a_clear_error() -> None:
-    async def scenario() -> None:
-        for host in ("192.0.2.1", "no.such.host.invalid", "0.0.0.0", "::"):
-            transport = open_transport(NetworkConfig(transport="tcp"), host, Metrics(), Faults([], "test"), 1.0)
-            with pytest.raises(ConfigError, match=re.escape(repr(host))):
-                await transport.start()
-            await transport.close()
-
-    run("uvloop", scenario())
-
-
-def test_the_listener_binds_its_own_address_only() -> None:
-    async def scenario() -> None:
-        async with end("tcp") as peer:
-            region, _ = peer.region(SIZE)
-            listening = [
-                connection.laddr
-                for connection in psutil.Process().net_connections("tcp")
-                if connection.status == psutil.CONN_LISTEN
-            ]
-            assert [f"{address.ip}:{address.port}" for address in listening] == [region.address]
-
-    run("uvloop", scenario())
-
-
-# ---- traffic classes -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_sockets_carry_their_class(family: socket.AddressFamily) -> None:
-    level, option = (
-        (socket.IPPROTO_IP, socket.IP_TOS)
-        if family == socket.AF_INET
-        else (socket.IPPROTO_IPV6, socket.IPV6_TCLASS)
-    )
-    for traffic_class in TRAFFIC_CLASSES:
-        with socket.socket(family, socket.SOCK_STREAM) as sock:
-            mark(sock, traffic_class)
-            assert sock.getsockopt(level, option) >> 2 == traffic_class.dscp
-            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == traffic_class.priority
-
-
-def test_model_collectives_go_before_all_kv() -> None:
-    assert set(CLASS_OF_INTENT) == set(Intent)
-    kv = {CLASS_OF_INTENT[intent] for intent in Intent if intent is not Intent.MODEL_COLLECTIVE}
-    assert CLASS_OF_INTENT[Intent.MODEL_COLLECTIVE] is COLLECTIVE and COLLECTIVE not in kv
-    assert all(low.dscp == 8 and low.priority < COLLECTIVE.priority for low in kv)
-
-
-def test_transfers_side_by_side_take_several_streams_and_one_alone_takes_one() -> None:
-    async def scenario() -> None:
-        network = NetworkConfig(transport="tcp", tcp_streams=3)
-        several = open_transport(network, "127.0.0.1", Metrics(), Faults([], "test"), 20.0)
-        await several.start()
-        async with end("tcp") as peer:
-            target, memory = peer.region(8 * MIB)
-            own = Memory.create("several", 8 * MIB)
-            own.view[:] = noise(8 * MIB).data
-            source = several.register(own)
-            for _ in range(3):
-                await several.write(Batch(source, target, make_runs(0, 0, MIB)), Intent.KV_LOAD)
-            assert num_streams(target) == 1
-            parts = [make_runs(index * MIB, index * MIB, MIB) for index in range(8)]
-            await asyncio.gather(*(_done(several.write(Batch(source, target, runs), Intent.KV_LOAD)) for runs in parts))
-            assert num_streams(target) == 3
-            assert bytes(memory.view) == bytes(own.view)
-            await several.close()
-            own.close()
-
-    run("uvloop", scenario())
-
-
-def num_streams(target: RegionDescriptor) -> int:
-    """Connections to the region's listener."""
-    port = int(target.address.rpartition(":")[2])
-    return sum(bool(one.raddr) and one.raddr.port == port for one in psutil.Process().net_connections("tcp"))
-
-
-def test_both_directions_of_a_stream_ride_in_the_class_of_the_intent() -> None:
-    async def scenario() -> None:
-        async with pair("tcp") as (writer, peer):
-            source, _ = writer.region(SIZE)
-            target, _ = peer.region(SIZE)
-            await asyncio.gather(*(_done(writer.copy(source, target, intent)) for intent in Intent))
-            seen, port = [], int(target.address.rpartition(":")[2])
-            for connection in psutil.Process().net_connections("tcp"):
-                if connection.raddr and port in (connection.laddr.port, connection.raddr.port):
-                    with socket.socket(fileno=os.dup(connection.fd)) as sock:
-                        seen.append(sock.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) >> 2)
-            assert sorted(seen) == [8, 8, 8, 8, 46, 46]
-
-    run("uvloop", scenario())
-
-
-async def _done(transfer: object) -> None:
-    await transfer  # type: ignore[misc]
-
-
-# ---- frames ----------------------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None)
-@given(
-    lengths=st.lists(st.one_of(st.integers(1, 100), st.integers(1, 3 * MIB)), min_size=1, max_size=40),
-    small=st.integers(0, 2000),
-)
-def test_frames_keep_the_limits_and_every_byte(lengths: list[int], small: int) -> None:
-    lengths = lengths + [3] * small
-    offsets = np.cumsum([0, *lengths[:-1]])
-    runs = np.stack([offsets, offsets + 7, lengths], axis=1)
-    frames = list(split_frames(runs))
-    assert all(len(part) <= MAX_RUNS and 0 < part[:, 2].sum() <= FRAME_BYTES for part in frames)
-    pieces = np.concatenate(frames)
-    assert pieces[:, 2].min() > 0
-    assert np.array_equal(np.cumsum(pieces[:, 2])[:-1], pieces[1:, 0])
-    assert np.array_equal(pieces[:, 0] + 7, pieces[:, 1]) and pieces[:, 2].sum() == sum(lengths)
-
-
-@settings(deadline=None)
-@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30), data=st.data())
-def test_a_cursor_walks_every_byte_in_order(lengths: list[int], data: st.DataObject) -> None:
-    memory = memoryview(bytearray(noise(300)))
-    offsets = [index * 10 for index in range(len(lengths))]
-    cursor, walked = Cursor(offsets, lengths), b""
-    while cursor.remaining:
-        views = cursor.slices(memory, data.draw(st.integers(1, 5)))
-        ahead = b"".join(views)
-        assert ahead
-        step = data.draw(st.integers(1, len(ahead)))
-        walked += ahead[:step]
-        cursor.advance(step)
-    assert walked == b"".join(memory[offset : offset + length] for offset, length in zip(offsets, lengths, strict=True))
-
-
-@settings(deadline=None)
-@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
-def test_random_bytes_are_no_header(raw: bytes) -> None:
-    with pytest.raises(FrameError):
-        Header.unpack(memoryview(raw))
-
-
-def test_a_table_must_add_up() -> None:
-    raw = struct.pack("<QQQQ", 0, 5, 9, 5)
-    header = Header(1, bytes(16), 0, 2, 10, xxh3_64_intdigest(raw))
-    assert Header.unpack(memoryview(header.pack())) == header
-    assert unpack_table(memoryview(raw), header) == ((0, 9), (5, 5))
-
-
-def test_zero_length_runs_do_not_travel() -> None:
-    async def scenario() -> None:
-        async with pair("tcp") as (writer, peer):
-            source, _ = writer.region(SIZE, 9)
-            target, memory = peer.region(SIZE)
-            runs = np.array([[0, 0, 0], [0, 5, 1], [7, 7, 0]], dtype=np.int64)
-            await writer.transport.write(Batch(source, target, runs), Intent.KV_LOAD)
-            assert bytes(memory.view[:8]) == bytes([0, 0, 0, 0, 0, 9, 0, 0])
-
-    run("uvloop", scenario())

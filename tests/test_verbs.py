@@ -19,6 +19,7 @@ from common.metrics import Metrics
 from common.transport.base import Batch, Intent, TransferError, make_runs
 from common.transport.classes import COLLECTIVE, KV
 from common.transport.endpoint import Endpoint
+from common.transport.memory import Memory
 from common.transport.select import open_transport
 from common.transport.verbs.mover import VerbsMover
 from tests.rdma_support import ends, needs_rdma
@@ -169,6 +170,45 @@ def test_memory_is_pinned_once_however_often_it_is_registered() -> None:
     run("uvloop", scenario())
 
 
+def test_the_event_loop_goes_on_while_memory_is_pinned() -> None:
+    """And register() has nothing left to do then."""
+
+    async def scenario() -> None:
+        async with pair("verbs") as (writer, peer):
+            memory = Memory.create("large", 256 * MIB)
+            peer.memories.append(memory)
+            ticks, pinning = 0, asyncio.create_task(peer.transport.pin(memory))
+            while not pinning.done():
+                await asyncio.sleep(0.001)
+                ticks += 1
+            await pinning
+            assert ticks > 10
+            mover = _mover(peer)
+            pinned = mover._memories[memory]
+            target = peer.transport.register(memory)
+            assert mover._registrations[target.key] is pinned
+            source, _ = writer.region(MIB, noise(MIB))
+            await writer.copy(source, target)
+            assert memory.view[:MIB] == noise(MIB).data and not any(memory.view[MIB : 2 * MIB])
+
+    run("uvloop", scenario())
+
+
+def test_a_transport_that_is_closed_while_it_pins_memory_lets_go_of_it() -> None:
+    async def scenario() -> None:
+        async with pair("verbs") as (_, peer):
+            memory = Memory.create("large", 64 * MIB)
+            peer.memories.append(memory)
+            pinning = asyncio.create_task(peer.transport.pin(memory))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            await peer.transport.close()
+            await pinning
+            assert not _mover(peer)._memories
+
+    run("asyncio", scenario())
+
+
 # ---- what is withdrawn, cut off, refused -----------------------------------------------------------------------------
 
 
@@ -194,6 +234,26 @@ def test_the_nic_refuses_what_the_owner_never_gave_and_the_next_transfer_goes_th
             assert bytes(memory.view) == bytes([1]) * 4096
 
     run("asyncio", scenario())
+
+
+def test_a_notice_out_of_turn_ends_the_connection() -> None:
+    """It is no success, and the next transfer goes through."""
+
+    async def scenario() -> None:
+        async with pair("verbs") as (writer, peer):
+            source, _ = writer.region(MIB, noise(MIB))
+            target, memory = peer.region(MIB)
+            await writer.copy(source, target)
+            (connection,) = _mover(writer)._connections.values()
+            assert connection._window is not None
+            connection._window.post()  # a number that is never sent
+            with pytest.raises(TransferError):
+                await writer.copy(source, target)
+            memory.view[:] = bytes(MIB)
+            await writer.copy(source, target)
+            assert bytes(memory.view) == noise(MIB).tobytes()
+
+    run("uvloop", scenario())
 
 
 def test_a_transport_that_has_the_address_of_another_is_not_mistaken_for_it() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import uvloop
 from numpy.typing import NDArray
 
@@ -20,10 +21,14 @@ from common.transport.memory import Memory
 from common.transport.nic import Nic
 from common.transport.region import RegionDescriptor
 from common.transport.select import open_transport
-from tests.rdma_support import ends
+from tests.rdma_support import VERBS, ends
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 MIB = 1 << 20
+#: The kinds that move bytes between processes.
+MOVING = ["shm", "tcp", VERBS]
+each_loop = pytest.mark.parametrize("loop", LOOPS)
+each_kind = pytest.mark.parametrize("kind", MOVING)
 
 
 def run(loop: str, work: Coroutine[Any, Any, Any], seconds: float = 60.0) -> Any:
@@ -101,6 +106,11 @@ async def pair(kind: str, host: str | None = None, transfer_s: float = 20.0) -> 
     own, other = (host, host) if host else ends(kind)
     async with end(kind, own, transfer_s) as writer, end(kind, other, transfer_s) as peer:
         yield writer, peer
+
+
+async def done(transfer: Transfer) -> None:
+    """Its end, as a coroutine."""
+    await transfer
 
 
 def noise(size: int, seed: int = 0) -> NDArray[np.uint8]:

@@ -10,6 +10,11 @@ cancel() returns once both memories are quiet.
 
 A batch is one submission. Its runs are (source offset, target offset, length) in bytes; runs of one batch must not
 overlap on the target side. Every address is range-checked on the side that owns it.
+
+Order: a transfer ends after the last of its bytes, never before, whatever carries it; inside it they land in any order.
+Frames of one stream and lists of one queue pair are answered in the order in which they were sent, and an answer or
+notice out of turn ends the connection. Between transfers no order is promised: what must come after another one is
+written when that has ended.
 """
 
 from __future__ import annotations
@@ -96,6 +101,10 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Cancel what is in flight, deregister everything, free sockets and mappings."""
+
+    async def pin(self, memory: Memory) -> None:
+        """Have the NIC take hold of memory that is to be registered. register() does so too, but the event loop stands
+        still meanwhile: for large memory a second and more. ConfigError as register()."""
 
     def register(self, memory: Memory) -> RegionDescriptor:
         """Make local memory readable by local writes and writable by peers that hold the descriptor."""

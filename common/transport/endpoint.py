@@ -110,6 +110,10 @@ class Endpoint:
             if isinstance(outcome, BaseException):
                 raise outcome
 
+    async def pin(self, memory: Memory) -> None:
+        for mover in self._remote:
+            await mover.pin(memory)
+
     def register(self, memory: Memory) -> RegionDescriptor:
         """memory stays its owner's, who deregisters before closing it."""
         key = secrets.token_bytes(REGION_KEY_BYTES)

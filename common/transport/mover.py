@@ -66,6 +66,9 @@ class Mover:
         """Whether it can write there."""
         raise NotImplementedError
 
+    async def pin(self, memory: Memory) -> None:
+        """Take hold of memory that is to be exposed, without holding up the event loop. ConfigError as expose()."""
+
     def expose(self, key: bytes, memory: Memory) -> dict[str, str]:
         """Let peers write into memory under key. What the descriptor tells them of this way: its fields and values."""
         return {}

@@ -74,6 +74,7 @@ class StorageGateway(Service):
         transport = open_transport(network, network.snic, self.metrics, self.faults, timeouts.transfer_s)
         self._opened.push_async_callback(transport.close)
         await transport.start()
+        await transport.pin(self.staging.memory)
         self.region = transport.register(self.staging.memory)
 
         self.in_flight = InFlight(timeouts.store_s)

@@ -62,6 +62,7 @@ class TrafficManager(Service):
     def __init__(self, config: Config, name: str) -> None:
         super().__init__(config, name)
         self._engine: Peer | None = None
+        self._attaching = False
         self._memories: list[Memory] = []
         self._forwards: dict[int, Forward] = {}
         self._last_forward = 0
@@ -97,21 +98,24 @@ class TrafficManager(Service):
         if self._engine is not None:
             for region in self.requests.buffers_of(member.incarnation):
                 self._compute.give_up(region)
+            self._store.gateway_left(member.incarnation)
 
     # -- the engine --
 
-    def _on_attach(self, msg: Attach, peer: Peer) -> Attached:
-        if self._engine is not None:
+    async def _on_attach(self, msg: Attach, peer: Peer) -> Attached:
+        if self._attaching:
             raise DualPathError(ErrorCode.BAD_REQUEST, f"{self.name} already has an engine")
-        self._engine = peer
+        self._attaching = True
         device_memory = Memory.open(msg.device_memory.shm, msg.device_memory.size)
-        self._device = self._adopt(device_memory)
+        self._device = await self._adopt(device_memory)
         block_bytes = self._geometry.full_block_bytes
         blocks = msg.buffer_bytes // block_bytes
         persist_blocks = min(STORE_BATCH, max(1, blocks // 8)) if msg.role is Role.DECODE else 0
         self.tier = Tier(self.config.storage.tier // block_bytes if msg.role is Role.PREFILL else 0)
         buffer = Memory.create(f"{self.name}-buffer", (blocks + self.tier.capacity) * block_bytes)
-        self._buffer = self._adopt(buffer)
+        self._buffer = await self._adopt(buffer)
+        await self._storage.pin(buffer)
+        self._engine = peer
         blocks -= persist_blocks
         self.staging = SlotQueue(SlotPool(blocks + self.tier.capacity))
         self._store = (FreeStore if self._free else BlockStoreClient)(
@@ -161,8 +165,9 @@ class TrafficManager(Service):
             if error.code is not ErrorCode.UNREACHABLE:
                 self.fail(error)
 
-    def _adopt(self, memory: Memory) -> RegionDescriptor:
+    async def _adopt(self, memory: Memory) -> RegionDescriptor:
         self._memories.append(memory)
+        await self._compute.pin(memory)
         return self._compute.register(memory)
 
     def _spawn_transfer(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

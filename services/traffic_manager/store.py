@@ -73,6 +73,7 @@ class BlockStoreClient:
         )
         self._failed = metrics.counter("storage_failures", "Blocks that could not be read or stored", ("operation",))
         self._announced: dict[bytes, Member] = {}  # blocks on their way, and the gateway that expects each
+        self._takes_in: dict[str, RegionDescriptor] = {}  # where a gateway takes blocks in, by its incarnation
         self._breaker = Breaker(timeouts.breaker_s, monotonic)
         self._log = get_logger()
 
@@ -160,6 +161,12 @@ class BlockStoreClient:
             self._log.debug("gateway did not hear of given-up blocks", error=str(error))
         self._forget(keys)
 
+    def gateway_left(self, incarnation: str) -> None:
+        """What is on its way to that gateway fails now, not at its deadline."""
+        target = self._takes_in.pop(incarnation, None)
+        if target is not None:
+            self._transport.give_up(target)
+
     def _forget(self, keys: list[bytes]) -> None:
         for key in keys:
             self._announced.pop(key, None)
@@ -167,7 +174,9 @@ class BlockStoreClient:
     async def _store(self, keys: list[bytes], slots: list[int]) -> int:
         """Store as many leading blocks as the gateway has room for; returns how many that was."""
         gateway = self._announced_to(keys)
+        expects = self._announced[keys[0]].incarnation
         reserved: Reserved = await gateway.call(Reserve(self._incarnation, b"".join(keys)), self._timeouts.store_s)
+        self._takes_in[expects] = reserved.target
         count = len(reserved.offsets)
         if not count:
             raise DualPathError(ErrorCode.STORAGE_FAILED, "the gateway has no room for a block")

@@ -3,7 +3,8 @@
 The bytes are moved by the NICs alone, out of memory that is registered once into memory that is registered once. A
 write is done when the receiver has seen the notice behind it and has said so: by then the bytes are in place and
 visible there. Cancelling one posts no further list and waits for those under way. Only a transfer that is over its
-deadline closes the queue pair: then our NIC reads and sends nothing more.
+deadline, or whose peer has been given up, closes the queue pair: then our NIC reads and sends nothing more, and every
+other transfer on it fails as well. What the peer's NIC may still write here is its fence's business.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from common.config import RdmaConfig
 from common.errors import ConfigError
 from common.log import get_logger
 from common.metrics import Metrics
+from common.tasks import to_the_end
 from common.transport.base import TransferError
 from common.transport.classes import CLASS_OF_INTENT, TrafficClass
-from common.transport.memory import Memory
+from common.transport.memory import Memory, populate
 from common.transport.mover import Job, Mover, Region, Regions, see_through
 from common.transport.region import RegionDescriptor
 from common.transport.verbs.device import Device, Registration, has_devices
@@ -47,6 +49,7 @@ class VerbsMover(Mover):
         self._listener: Listener | None = None
         self._memories: dict[Memory, Registration] = {}
         self._registrations: dict[bytes, Registration] = {}
+        self._pinning = asyncio.Lock()
         self._connections: dict[tuple[str, TrafficClass], Connection] = {}
         self._doorbells = metrics.counter("rdma_doorbells", "Lists of work requests posted", ("traffic_class",))
         self._writes = metrics.counter("rdma_writes", "Work requests posted", ("traffic_class",))
@@ -72,13 +75,14 @@ class VerbsMover(Mover):
             await connection.closed()
         if self._listener is not None:
             await self._listener.close()
-        for registration in self._memories.values():
-            registration.close()
-        self._memories.clear()
-        self._registrations.clear()
-        if self._device is not None:
-            self._device.close()
-        self._device = self._listener = None
+        async with self._pinning:
+            for registration in self._memories.values():
+                registration.close()
+            self._memories.clear()
+            self._registrations.clear()
+            if self._device is not None:
+                self._device.close()
+            self._device = self._listener = None
 
     def _do_without(self, error: ConfigError) -> None:
         """Leave everything to the next way of moving bytes, and say so; or raise, where RDMA is required."""
@@ -95,6 +99,23 @@ class VerbsMover(Mover):
     def reaches(self, target: RegionDescriptor) -> bool:
         return bool(target.verbs) and self.usable
 
+    async def pin(self, memory: Memory) -> None:
+        async with self._pinning:
+            if self._device is None or not self.usable or memory in self._memories:
+                return
+            try:
+                await to_the_end(asyncio.to_thread(self._take_hold, self._device, memory))
+            except ConfigError as error:
+                self._do_without(error)
+
+    def _take_hold(self, device: Device, memory: Memory) -> None:
+        """In a thread. pyverbs keeps the interpreter's lock while it registers, which is short for pages that exist."""
+        if memory.dmabuf is None:
+            populate(memory.view)
+        registration = device.register(memory)
+        if self._memories.setdefault(memory, registration) is not registration:
+            registration.close()  # it was exposed meanwhile
+
     def expose(self, key: bytes, memory: Memory) -> dict[str, str]:
         """ConfigError if the memory cannot be registered, and RDMA is required."""
         if self._device is None or self._listener is None or not self.usable:
@@ -107,6 +128,11 @@ class VerbsMover(Mover):
                 return {}
         self._registrations[key] = self._memories[memory]
         return {"verbs": self._listener.endpoint}
+
+    def give_up(self, target: RegionDescriptor) -> None:
+        for (endpoint, _), connection in list(self._connections.items()):
+            if endpoint == target.verbs:
+                connection.reset(f"{endpoint.partition('/')[0]} has been given up")
 
     async def withdraw(self, region: Region) -> None:
         if self._listener is not None:

@@ -19,12 +19,14 @@ from common.faults import Faults
 from common.isolation.latency import MOST_P50, MOST_P99, Latency, isolates, slowdown
 from common.isolation.phases import Place, awake, bulk_from, ping_from, target_at
 from common.metrics import Metrics
+from common.model import Manifest
 from common.rpc import Node, Peer
 from common.transport.base import Intent
-from common.wire import message
+from common.wire import PROTOCOL_VERSION, message
 from services.launcher.console import say
 from services.launcher.doctor.check import Check, Level
 from services.launcher.doctor.network import compute_interface, read_interfaces
+from services.launcher.doctor.peer import judge_model, judge_mtu, judge_protocol, read_manifest
 
 CALL_S = 10.0
 FLOWS = 2
@@ -42,11 +44,14 @@ class AskTargets:
 @message
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """RegionDescriptors in hex, for pings and for bulk. mtu: of the listener's interface, bytes; 0: not known."""
+    """RegionDescriptors in hex, for pings and for bulk, and what the listener's host has to have in common with the
+    caller's (doctor.peer): protocol version, mtu of its interface, manifest of its model, if it has one."""
 
+    protocol: int
     small: str
     big: str
     mtu: int
+    manifest: Manifest | None
 
 
 def _place(config: Config) -> Place:
@@ -68,10 +73,10 @@ def _node(config: Config) -> Node:
 
 async def listen(config: Config, endpoint: str) -> None:
     """Answer callers until cancelled. ConfigError."""
-    place, node = _place(config), _node(config)
+    place, node, manifest = _place(config), _node(config), read_manifest(config)
     try:
         async with target_at(place) as small, target_at(place, gives_way=True) as big:
-            targets = Targets(small, big, _mtu(config))
+            targets = Targets(PROTOCOL_VERSION, small, big, _mtu(config), manifest)
 
             def answer(msg: AskTargets, peer: Peer) -> Targets:
                 return targets
@@ -84,29 +89,28 @@ async def listen(config: Config, endpoint: str) -> None:
 
 
 async def measure(config: Config, endpoint: str, seconds: float) -> tuple[dict[str, Latency], list[Check]]:
-    """Latency by phase, and what it says. ConfigError if it cannot be measured."""
-    place, node = _place(config), _node(config)
+    """Latency by phase, and what it says; nothing is measured with a peer of another protocol. ConfigError if it cannot
+    be measured."""
+    place, node, manifest = _place(config), _node(config), read_manifest(config)
     try:
         targets: Targets = await node.link(endpoint).call(AskTargets(), CALL_S)
     except DualPathError as error:
-        raise ConfigError(f"{error}: start `dualpath doctor --listen` there, with the same keys") from None
+        raise ConfigError(
+            f"{error}: start `dualpath doctor --listen` there, of the same version and keys"
+        ) from None
     finally:
         await node.close()
+    alike = [judge_protocol(targets.protocol), judge_model(manifest, targets.manifest)]
+    alike.append(judge_mtu(_mtu(config), targets.mtu))
+    if targets.protocol != PROTOCOL_VERSION:
+        return {}, alike
     measured = {}
     async with awake():
         for name, intent in PHASES.items():
             say(f"measuring: {name}")
             async with nullcontext() if intent is None else bulk_from([place], targets.big, intent, FLOWS):
                 measured[name] = await ping_from(place, targets.small, seconds)
-    return measured, [judge_mtu(_mtu(config), targets.mtu), *judge_isolation(measured)]
-
-
-def judge_mtu(own: int, peer: int) -> Check:
-    if 0 in (own, peer):
-        return Check("MTU between hosts", Level.OK, "not known here: the set-up of a queue pair compares it")
-    level = Level.OK if own == peer else Level.FAIL
-    fix = "" if own == peer else "set one MTU on both hosts and every switch between them"
-    return Check("MTU between hosts", level, f"{own} here, {peer} there", fix)
+    return measured, [*alike, *judge_isolation(measured)]
 
 
 def judge_isolation(measured: dict[str, Latency]) -> list[Check]:
