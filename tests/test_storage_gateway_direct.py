@@ -133,4 +133,5 @@ async def test_a_transfer_that_fails_is_tried_once_more_through_staging(
     async with running(model, tmp_path, faults=faults) as world:
         tm = await world.traffic_manager()
         await tm.store([0, 1])
-        assert await tm.read([0, 1]) == [True, True] and sum(staged) == 2
+        assert await tm.read([0, 1]) == [True, True]
+        assert sum(staged) == 1  # the first block goes alone

@@ -38,6 +38,8 @@ T = TypeVar("T")
 #: Errors that condemn the file itself; any other failure to read says nothing about it, and leaves it in place.
 _DAMAGED = frozenset({errno.EIO, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EBADMSG, errno.EUCLEAN})
 LOOKUP_THREADS = 2
+#: Opening files that are cached is short; more threads would spend their time handing the interpreter's lock around.
+OPENING_THREADS = 2
 #: A file counts as cached if it is at its ends and so many bytes apart in between.
 PROBE_BYTES = 1 << 20
 
@@ -68,7 +70,7 @@ class DirectoryStore:
         self._bulk = ThreadPoolExecutor(concurrency, "storage-bulk")
         # every request waits for its lookup: lookups must not queue behind bulk I/O
         self._lookup = ThreadPoolExecutor(LOOKUP_THREADS, "storage-lookup")
-        self._opening = ThreadPoolExecutor(concurrency, "storage-open")
+        self._opening = ThreadPoolExecutor(OPENING_THREADS, "storage-open")
         self._log = get_logger()
         self._read = metrics.counter("storage_blocks_read", "Blocks read and found good")
         self._read_bytes = metrics.counter("block_store_read_bytes", "Payload bytes of blocks read and found good")

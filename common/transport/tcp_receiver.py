@@ -20,6 +20,7 @@ from common.errors import ConfigError
 from common.metrics import Metrics
 from common.transport.classes import TRAFFIC_CLASSES, mark
 from common.transport.copying import copy_runs
+from common.transport.loopback import do_not_pace_loopback
 from common.transport.mover import Region, Regions
 from common.transport.tcp_frames import (
     ACK,
@@ -46,8 +47,10 @@ DISCARD_BYTES = 64 << 10
 ACCEPT_RETRY_S = 0.05
 #: A stream that has more to take gives the event loop back after so many bytes.
 TURN_BYTES = 4 << 20
-#: In mid-frame a stream waits for so many bytes, or for the rest of the frame.
-WAKE_BYTES = 1024 << 10
+#: In mid-frame a stream waits for so many bytes, or for the rest of the frame; one call takes as many as are there, but
+#: no more than these: few steps of Python a byte, and the checksum still finds them in a cache.
+WAKE_BYTES = 1 << 20
+TAKE_BYTES = 4 << 20
 #: Late streams are looked for so many times within their time.
 SWEEPS = 4
 
@@ -71,8 +74,7 @@ class Stream:
         self._refuse = refuse
         self._ended = ended
         self._loop = asyncio.get_running_loop()
-        self._head = memoryview(bytearray(HEADER_BYTES))
-        self._table = memoryview(bytearray(MAX_RUNS * RUN_BYTES))
+        self._head = memoryview(bytearray(HEADER_BYTES + MAX_RUNS * RUN_BYTES))  # and the table behind it
         self._checksum = memoryview(bytearray(CHECKSUM.size))
         self._scratch = Scratch()
         self._class: int | None = None
@@ -124,7 +126,7 @@ class Stream:
     def _take_frames(self) -> Steps[None]:
         """Until the peer is done, or does something that cannot be forgiven."""
         while (yield from self._head_filled()):
-            header = Header.unpack(self._head)
+            header = Header.unpack(self._head[:HEADER_BYTES])
             if header.traffic_class >= len(TRAFFIC_CLASSES):
                 raise FrameError(f"traffic class {header.traffic_class}")
             if header.traffic_class != self._class:
@@ -140,13 +142,14 @@ class Stream:
         self._acknowledge()
 
     def _head_filled(self) -> Steps[bool]:
-        """Returns False if the stream ends where a frame could begin."""
-        filled = 0
-        while filled < HEADER_BYTES:
+        """A header and the first run, which every frame has. Returns False if the stream ends where a frame could
+        begin."""
+        filled, wanted = 0, HEADER_BYTES + RUN_BYTES
+        while filled < wanted:
             try:
-                received = self._sock.recv_into(self._head[filled:])
+                received = self._sock.recv_into(self._head[filled:wanted])
             except BlockingIOError:
-                yield HEADER_BYTES - filled if filled else 1
+                yield wanted - filled if filled else 1
                 continue
             if not received:
                 if filled:
@@ -159,8 +162,8 @@ class Stream:
 
     def _take_frame(self, header: Header) -> Steps[Status]:
         """The payload into its region if all is well, else into nothing; returns what became of it."""
-        raw_table = self._table[: header.num_runs * RUN_BYTES]
-        yield from self._fill(raw_table)
+        raw_table = self._head[HEADER_BYTES:][: header.num_runs * RUN_BYTES]
+        yield from self._fill(raw_table[RUN_BYTES:])
         table = unpack_table(raw_table, header)
         region = self._regions.get(header.key)
         if region is None:
@@ -174,18 +177,20 @@ class Stream:
         return (yield from self._take_in_place(table, region))
 
     def _take_in_place(self, table: Table, region: Region) -> Steps[Status]:
-        cursor, digest = Cursor(*table), xxh3_64()
+        cursor, digest, ahead = Cursor(*table), xxh3_64(), 0
         while cursor.remaining:
             if not region.registered:
                 yield from self._discard(cursor.remaining + CHECKSUM.size)
                 return Status.UNKNOWN_REGION
+            before = cursor.remaining
             try:
-                self._turn += _receive_some(self._sock, region, cursor, digest)
+                ahead = _receive_some(self._sock, region, cursor, digest, self._checksum)
+                self._turn += before - cursor.remaining
             except BlockingIOError:
                 self._turn = TURN_BYTES
             if self._turn >= TURN_BYTES and cursor.remaining:
                 yield min(cursor.remaining + CHECKSUM.size, WAKE_BYTES)
-        return (yield from self._verified(digest.intdigest()))
+        return (yield from self._verified(digest.intdigest(), ahead))
 
     def _take_scattered(self, header: Header, table: Table, region: Region) -> Steps[Status]:
         payload = self._scratch.first(header.num_bytes)
@@ -198,9 +203,9 @@ class Stream:
         copy_runs(payload, region.memory.view, np.stack([packed(lengths), offsets, lengths], axis=1))
         return Status.OK
 
-    def _verified(self, digest: int) -> Steps[Status]:
-        """Whether the sender has the same checksum, which comes next."""
-        yield from self._fill(self._checksum)
+    def _verified(self, digest: int, ahead: int = 0) -> Steps[Status]:
+        """Whether the sender has the same checksum, which comes next; so many bytes of it are here."""
+        yield from self._fill(self._checksum[ahead:])
         return Status.OK if CHECKSUM.unpack(self._checksum)[0] == digest else Status.CHECKSUM
 
     def _fill(self, place: memoryview) -> Steps[None]:
@@ -247,6 +252,7 @@ class Listener:
             raise ConfigError(f"cannot listen for transfers on {self._host!r}: {error}") from None
         listener.setblocking(False)
         host, port = listener.getsockname()[:2]
+        do_not_pace_loopback(listener, host)
         if ip_address(host).is_unspecified:
             listener.close()
             raise ConfigError(f"cannot listen for transfers on {self._host!r}: give the interface's own address")
@@ -309,21 +315,22 @@ class Listener:
             stream.end("late")
 
 
-def _receive_some(sock: socket.socket, region: Region, cursor: Cursor, digest: xxh3_64) -> int:
-    """One vectored call, and the checksum while the bytes are in the processor's cache. The bytes that came."""
+def _receive_some(sock: socket.socket, region: Region, cursor: Cursor, digest: xxh3_64, checksum: memoryview) -> int:
+    """One vectored call, and the digest while the bytes are in the processor's cache. The bytes of the checksum that
+    came with the last of the payload."""
     _check_not_reset(sock)
-    views = cursor.slices(region.memory.view)
-    received = rest = sock.recv_into(views[0]) if len(views) == 1 else sock.recvmsg_into(views)[0]
+    views = cursor.slices(region.memory.view, most_bytes=TAKE_BYTES)
+    rest = received = sock.recvmsg_into([*views, checksum] if sum(map(len, views)) == cursor.remaining else views)[0]
     if not received:
         raise ConnectionResetError
     for view in views:
-        if rest <= len(view):
-            digest.update(view[:rest])
+        taken = min(rest, len(view))
+        digest.update(view[:taken])
+        rest -= taken
+        if not rest:
             break
-        digest.update(view)
-        rest -= len(view)
-    cursor.advance(received)
-    return received
+    cursor.advance(received - rest)
+    return rest
 
 
 def _check_not_reset(sock: socket.socket) -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from common.transport.classes import TRAFFIC_CLASSES, TrafficClass, mark
+from common.transport.loopback import do_not_pace_loopback
 from common.transport.tcp_frames import ACK, MAX_UNACKED, MAX_UNACKED_BYTES, Scratch, Status
 from common.transport.tcp_sending import Flow, Frame
 
@@ -88,6 +89,7 @@ class Connection:
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 mark(sock, self._class)
+                do_not_pace_loopback(sock, str(sockaddr[0]))
                 async with asyncio.timeout(timeout_s):
                     await self._loop.sock_connect(sock, sockaddr)
             except BaseException:

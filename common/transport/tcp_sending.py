@@ -28,7 +28,7 @@ from common.transport.tcp_frames import (
 )
 
 #: One sendfile() moves so much at most.
-SENDFILE_BYTES = 1 << 20
+SENDFILE_BYTES = 4 << 20
 
 _ZEROS = memoryview(bytes(64 << 10))
 

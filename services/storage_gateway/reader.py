@@ -121,7 +121,8 @@ class BlockReader:
     async def _next_batch(self, call: _Delivery, first: int) -> tuple[Coroutine[Any, Any, None], int]:
         """What delivers the blocks from number first on, and how many of them."""
         if self._direct_blocks and self._transport.takes_files(call.target):
-            count = self._num_ready(call.keys[first : first + self._direct_blocks])
+            # the first one is on its way while the others are opened
+            count = self._num_ready(call.keys[first : first + (self._direct_blocks if first else 1)])
             return self._deliver_directly(call, list(range(first, first + count))), count
         slots = await self._lane.take(1, self._num_ready(call.keys[first : first + self._batch_blocks]))
         blocks = list(range(first, first + len(slots)))
