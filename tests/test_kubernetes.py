@@ -152,6 +152,9 @@ def test_the_script_of_two_networks_takes_the_interfaces_addresses(tmp_path: Pat
     path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(["sh", "-ec", script], env=path, text=True, capture_output=True, check=True)
     assert done.stdout == "serve prefill --config /etc/dualpath/dualpath.toml 10.9.0.1 10.9.0.2\n"
+    (tmp_path / "ip").write_text("#!/bin/sh\n")
+    done = subprocess.run(["sh", "-ec", script], env=path, text=True, capture_output=True, check=False)
+    assert done.returncode and "snic has no IPv4 address" in done.stderr and not done.stdout
 
 
 def test_every_role_has_a_workload() -> None:

@@ -40,10 +40,17 @@ def _yaml(manifests: list[Manifest]) -> str:
 
 
 class _Plain(yaml.SafeDumper):
-    """No anchors: people read this."""
+    """People read this: no anchors, and scripts as they are."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Plain.add_representer(str, _text)
 
 
 if __name__ == "__main__":

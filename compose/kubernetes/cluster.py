@@ -9,6 +9,7 @@ from common.pages import METRICS
 from common.types import Role
 from compose.kubernetes.roles import NAME, NIC_OWNERS, Manifest, labels, serve, workload
 
+NICS = ("snic", "cnic")
 ROLES = [role for role in Role if role is not Role.TRAFFIC_MANAGER]
 #: By what Prometheus's operator knows a role.
 COMPONENT = "__meta_kubernetes_pod_label_app_kubernetes_io_component"
@@ -75,7 +76,8 @@ def _with_nics(role: Role) -> str:
     """A script; $$ is Kubernetes' way to write a $ in front of a parenthesis."""
     lines = [
         """address() { ip -4 -o address show dev "$1" | awk '{ sub("/.*", "", $4); print $4; exit }'; }""",
-        *(f'export DUALPATH_NETWORK__{nic.upper()}="$$(address {nic})"' for nic in ("snic", "cnic")),
+        *(f'export DUALPATH_NETWORK__{nic.upper()}="$$(address {nic})"' for nic in NICS),
+        *(f': "${{DUALPATH_NETWORK__{nic.upper()}:?{nic} has no IPv4 address}}"' for nic in NICS),
         f"exec {' '.join(serve(role))}",
     ]
     return "\n".join(lines) + "\n"
