@@ -1,6 +1,7 @@
 """A cluster in containers, as compose/compose.yaml has it, in a project of its own; skipped where there is no engine.
 
-tests/containers/run starts an engine where there is none. BASE names the base image if not python:3.11-slim-bookworm.
+tests/containers/run starts an engine where there is none. BASE names the base image if not python:3.11-slim-bookworm,
+IMAGE one of the project's that is ready, and is then not built.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 COMPOSE_FILE = REPOSITORY / "compose" / "compose.yaml"
 PROJECT = "dualpathtest"
-IMAGE = "dualpath-test"
+IMAGE = os.environ.get("IMAGE", "dualpath-test")
 BASE = os.environ.get("BASE", "python:3.11-slim-bookworm")
 BUILD_S, COMMAND_S, PULL_S = 900.0, 240.0, 60.0
 #: What goes into an image (.dockerignore), and is put together with the wheels of this machine.
@@ -114,7 +115,9 @@ class Composed:
     def __init__(self, directory: Path, model: Path, **variables: str) -> None:
         models = directory / "models"
         shutil.copytree(model, models / "tiny")
-        models.chmod(0o777)  # the containers' user writes there
+        models.chmod(0o777)  # the containers' user writes there, and reads the weights
+        for file in (models / "tiny").iterdir():
+            file.chmod(0o644)
         directory.chmod(0o755)
         self.results = directory / "results"
         self.results.mkdir()
@@ -142,7 +145,10 @@ class Composed:
     def up(self, **scale: int) -> None:
         """Start, or bring to so many containers of each service."""
         counts = [f"--scale={service}={count}" for service, count in scale.items()]
-        self.compose("up", "-d", "--no-build", *counts)
+        try:
+            self.compose("up", "-d", "--no-build", *counts)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.logs()}") from None
 
     def down(self) -> None:
         self.compose("--profile", "loadgen", "down", "--volumes", "--timeout", "20", timeout=120)
