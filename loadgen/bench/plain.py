@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 import xxhash
 
+from common.transport.loopback import do_not_pace_loopback
 from common.transport.memory import Memory
 from loadgen.bench.pieces import Layout
 from loadgen.bench.side import Side
@@ -61,7 +62,9 @@ async def active(layout: Layout, address: str) -> AsyncIterator[Side]:
     memory = Memory.create("plain", layout.region_bytes)
     memory.view[:] = layout.content().data
     host, port = address.split(":")
-    sock = socket.create_connection((host, int(port)))
+    sock = socket.socket()
+    do_not_pace_loopback(sock, host)
+    sock.connect((host, int(port)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     runs = layout.runs().tolist()
 

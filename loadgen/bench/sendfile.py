@@ -15,6 +15,7 @@ from pathlib import Path
 import xxhash
 
 from common.storage.format import HEADER_BYTES, parse_header
+from common.transport.loopback import do_not_pace_loopback
 from common.transport.memory import Memory
 from loadgen.bench.pieces import Layout
 from loadgen.bench.plain import receive_exactly
@@ -28,6 +29,7 @@ _CHECKSUM = struct.Struct("<Q")
 async def passive(layout: Layout, given: str) -> AsyncIterator[Side]:
     listener = socket.create_server(("127.0.0.1", 0))
     host, port = listener.getsockname()
+    do_not_pace_loopback(listener, host)
     threading.Thread(target=_serve, args=(listener, Path(given), layout), daemon=True).start()
     yield Side(address=f"{host}:{port}")
 

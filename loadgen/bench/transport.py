@@ -30,7 +30,8 @@ METHOD = (
     "two processes a way, regions of one size, the same pieces from and to the same scattered places; every way has "
     "its turn in each round, in random order; ratios are of rates within a round, median and quartiles, and of the "
     "best round of each; one without a size is that of the least favourable size; all ways but mooncake, nixl and "
-    "memcpy verify an xxh3-64 of what arrives"
+    "memcpy verify an xxh3-64 of what arrives; those over tcp, but for mooncake and nixl with sockets "
+    "of their own, leave out the pacing of the system's congestion control, as tcp does on a loopback"
 )
 
 
