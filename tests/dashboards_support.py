@@ -94,9 +94,10 @@ def scraped_roles(job: Mapping[str, Any]) -> list[str]:
 
 
 class Prometheus:
-    """Asked over HTTP."""
+    """Asked over HTTP. at: of what time, in seconds since the epoch; until it is set, of now."""
 
     def __init__(self, url: str) -> None:
+        self.at: float | None = None
         self._http = httpx.Client(base_url=url, timeout=10)
 
     def get(self, path: str, **parameters: str) -> Any:
@@ -111,8 +112,9 @@ class Prometheus:
             return False
 
     def numbers(self, expr: str) -> list[float]:
-        """Its values now, without those that are none."""
-        values = [float(sample["value"][1]) for sample in self.get("query", query=expr)["result"]]
+        """Its values, without those that are none."""
+        at = {} if self.at is None else {"time": str(self.at)}
+        values = [float(sample["value"][1]) for sample in self.get("query", query=expr, **at)["result"]]
         return [value for value in values if not math.isnan(value)]
 
 

@@ -1,6 +1,6 @@
 """Every query of every dashboard and rule, asked of a real Prometheus that scrapes a real cluster under load.
 
-Needs Debian's package prometheus.
+Needs Debian's packages prometheus and chromium. Screenshots are in pytest's temporary directory.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import random
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,16 @@ from common.config import load_config
 from common.messages import Status
 from common.types import Role
 from services.launcher.status import get_status
+from tests.browser import look, screenshot
+from tests.dashboard_page import write_page
 from tests.dashboards_support import (
+    DASHBOARDS,
     PROMETHEUS,
     SCRAPE_S,
     Asked,
     Prometheus,
     panel_queries,
+    panels,
     prometheus,
     rule_queries,
     scrape_jobs,
@@ -60,7 +65,7 @@ max_pending = 12
 [perf]
 time_factor = 0.1
 """
-TURN = 130
+BLOCK, TURN = 64, 130
 #: As Grafana does, for this scrape interval.
 RATE = f"{max(4 * SCRAPE_S, 10)}s"
 
@@ -120,6 +125,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         status = _status(run)
         with prometheus(directory, _targets(status)) as asked:
             answered = asyncio.run(_trouble_and_load(address[1], directory / "blocks"))
+            asked.at = time.time()
             yield Scraped(status, asked, answered)
         os.kill(run.process.pid, signal.SIGTERM)
         run.wait(60)
@@ -130,7 +136,7 @@ async def _trouble_and_load(url: str, blocks: Path) -> int:
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         kept = [5] * TURN
         statuses = [await _complete(http, kept)]
-        for block in (blocks / "blocks").glob("*/*"):
+        for block in await _stored(blocks, TURN // BLOCK):
             content = bytearray(block.read_bytes())
             content[-1] ^= 1
             block.write_bytes(content)
@@ -142,6 +148,14 @@ async def _trouble_and_load(url: str, blocks: Path) -> int:
             statuses += turns
     await asyncio.sleep(3 * SCRAPE_S)
     return statuses.count(200)
+
+
+async def _stored(blocks: Path, count: int) -> list[Path]:
+    """The files of blocks, once there are so many."""
+    async with asyncio.timeout(20):
+        while len(files := [*(blocks / "blocks").glob("*/*")]) < count:
+            await asyncio.sleep(0.1)
+    return files
 
 
 async def _complete(http: httpx.AsyncClient, prompt: list[int], max_tokens: int = 20, timeout: float = 60) -> int:
@@ -182,6 +196,17 @@ def _empty(asked: Prometheus, queries: list[Asked]) -> dict[str, str]:
 
 def test_every_panel_shows_something(scraped: Scraped) -> None:
     assert _empty(scraped.asked, panel_queries()) == {}
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_a_browser_shows_every_panel(path: Path, scraped: Scraped, tmp_path: Path) -> None:
+    page = tmp_path / "dashboard.html"
+    size = write_page(path, page, scraped.asked, RATE, since_s=60)
+    screenshot(page, tmp_path / f"{path.stem}.png", *size)
+    plots = {plot["alt"]: plot for plot in look(page, tmp_path)}
+    assert plots.keys() == {panel["title"] for panel in panels(path) if panel["type"] == "timeseries"}
+    for plot in plots.values():
+        assert plot["natural"] > 200 and plot["shown"] > 200 and 0.005 < plot["drawn"] < 0.9, plot
 
 
 def test_every_measure_is_recorded(scraped: Scraped) -> None:
