@@ -113,10 +113,10 @@ class DecodeSide:
         if group is None:
             self.queue.add(request)
             return
-        group.queue.add(request)
+        is_head = group.queue.add(request)
         group.turn = next(self._turns)
         self._ranked(group)
-        if group.queue.head is request:
+        if is_head:
             self._try(group)
 
     def _give_out_anew(self, requests: list[Request]) -> None:
@@ -204,19 +204,19 @@ def with_room(group: Group, request: Request) -> list[DecodeEngine]:
     blocks, tokens = request.num_blocks, request.num_tokens
     looked_at: Iterable[DecodeEngine] = group.roomier if request is group.refused else group.engines
     return [
-        engine
-        for engine in looked_at
-        if blocks <= engine.free_blocks and tokens < engine.free_tokens and engine.open
+        engine for engine in looked_at if blocks <= engine.free_blocks and tokens < engine.free_tokens and engine.open
     ]
 
 
 def high_token_threshold(group: Group) -> float:
     """Z = 1.05 * (sum tokens(R) + sum tok_e) / |G|, where R are the first requests of the queue that fit the sum of its
     engines' free device memory."""
-    free = 0
+    free, queued = 0, group.queue.tokens
     for engine in group.engines:
         if engine.free_tokens > 0:
             free += engine.free_tokens
+            if free >= queued:
+                break  # all of them fit
     return HIGH_TOKENS * (group.queue.fitting(free) + group.tok) / len(group.engines)
 
 

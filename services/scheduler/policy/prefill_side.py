@@ -62,13 +62,14 @@ class PrefillSide:
         if (node.read_q <= self._alpha) is not was_short:
             for neighbour in node.engines:
                 if neighbour.role is Role.PREFILL:
+                    (self.short if was_short else self.long).remove(neighbour)
                     self._rank(neighbour)
 
     def _rank(self, engine: Engine) -> None:
+        """Its load has changed, or it has taken its turn."""
         if engine.open:
-            here, other = (self.short, self.long) if engine.node.read_q <= self._alpha else (self.long, self.short)
-            other.remove(engine)
-            here.place(engine, engine.tok, engine.turn)
+            ranking = self.short if engine.node.read_q <= self._alpha else self.long
+            ranking.place(engine, engine.tok, engine.turn)
             self.retry = True
 
     # -- requests --
@@ -85,8 +86,7 @@ class PrefillSide:
         return False
 
     def enqueue(self, request: Request) -> None:
-        self.queue.add(request)
-        if self.queue.head is request:
+        if self.queue.add(request):
             self.retry = True
 
     def reserve(self, request: Request, blocks: int) -> None:

@@ -27,10 +27,10 @@ class Ranking(Generic[T]):
 
     def place(self, item: T, key: int, tie: int) -> None:
         """Add an item, or move it."""
-        heap, old, entry = self._heap, self._entries.get(item), (key, tie, item)
+        heap, old = self._heap, self._entries.get(item)
         if old is not None and old[0] == key and old[1] == tie:
             return
-        self._entries[item] = entry
+        entry = self._entries[item] = (key, tie, item)
         if old is not None and heap[0] is old:
             heapreplace(heap, entry)
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -92,8 +92,8 @@ class Engine:
         return sum([tokens for _, tokens in unheard]) if unheard else 0
 
     def report(self, seq: int, tok: int) -> None:
-        self.seq = max(seq, self.assigned_seq)
-        self.tok = max(tok, self.assigned_tok)
+        self.seq = seq if seq > self.assigned_seq else self.assigned_seq
+        self.tok = tok if tok > self.assigned_tok else self.assigned_tok
 
     def take(self, request: Request) -> None:
         self.requests[request.key] = request
@@ -121,7 +121,7 @@ class DecodeEngine(Engine):
     group: Group = field(kw_only=True)
 
 
-class ArrivalQueue(OrderedDict[int, "Request"]):
+class ArrivalQueue(dict[int, "Request"]):
     """Requests by their place in the order of arrival, in that order whenever they come. tokens: their prompts' sum."""
 
     __slots__ = ("_edge", "_first", "_line", "_within", "tokens")
@@ -136,21 +136,24 @@ class ArrivalQueue(OrderedDict[int, "Request"]):
         self._edge = 0
         self._within = 0
 
-    def add(self, request: Request) -> None:
-        """Takes its old place if it comes back: O(those that have arrived since)."""
-        late = []
-        for arrival in reversed(self):
-            if arrival < request.arrival:
-                break
-            late.append(arrival)
-        self[request.arrival] = request
+    def add(self, request: Request) -> bool:
+        """Takes its old place if it comes back: O(those that have arrived since). Whether it is the head now."""
+        arrival = request.arrival
         self.tokens += request.num_tokens
-        for arrival in reversed(late):
-            self.move_to_end(arrival)
-        if self._line and self._line[-1].arrival >= request.arrival:
-            self._line_up()
-        else:
+        if not self._line or self._line[-1].arrival < arrival:
+            self[arrival] = request
             self._line.append(request)
+            return len(self) == 1
+        late = []
+        for other in reversed(self):
+            if other < arrival:
+                break
+            late.append(other)
+        self[arrival] = request
+        for other in reversed(late):
+            self[other] = self.pop(other)
+        self._line_up()
+        return self.head is request
 
     def remove(self, request: Request) -> None:
         del self[request.arrival]
