@@ -91,3 +91,9 @@ def test_an_unknown_model_is_named_with_those_there_are():
     assert get_model_profile("ds-27b") is MODELS["ds-27b"]
     with pytest.raises(ConfigError, match=r"'gpt'.*ds-660b, ds-27b, qwen-32b"):
         get_model_profile("gpt")
+
+
+@given(st.integers(0, 70_000), st.integers(1, 9_000), st.sampled_from(sorted(MODELS)))
+def test_costs_are_flops_and_bytes(cached: int, new: int, name: str) -> None:
+    attention = MODELS[name].attention
+    assert attention.costs(cached, new) == (*attention.flops(cached, new), attention.read_bytes(cached, new))

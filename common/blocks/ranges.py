@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from dataclasses import dataclass, field
 
 
@@ -32,16 +31,25 @@ class RangePool:
     @property
     def largest_free(self) -> int:
         """Size of the largest range that could be taken now."""
-        return max(gap.size for gap in self._gaps())
+        largest = start = 0
+        for taken in self._taken:
+            largest = max(largest, taken.start - start)
+            start = taken.stop
+        return max(largest, self.total - start)
 
     def take(self, size: int) -> Range | None:
         """A free range of this size, or None."""
-        for gap in self._gaps():
-            if gap.size >= size:
-                taken = Range(gap.start, gap.start + size)
-                insort(self._taken, taken)
-                return taken
-        return None
+        start, place = 0, 0
+        for taken in self._taken:
+            if taken.start - start >= size:
+                break
+            start = taken.stop
+            place += 1
+        if start + size > self.total:
+            return None
+        found = Range(start, start + size)
+        self._taken.insert(place, found)
+        return found
 
     def give_back(self, taken: Range) -> None:
         """ValueError if it is not taken."""
@@ -53,7 +61,3 @@ class RangePool:
         for taken in self._taken:
             assert end <= taken.start <= taken.stop <= self.total, f"{taken} overlaps or leaves the pool"
             end = taken.stop
-
-    def _gaps(self) -> list[Range]:
-        edges = [0, *(edge for taken in self._taken for edge in (taken.start, taken.stop)), self.total]
-        return [Range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]

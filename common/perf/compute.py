@@ -106,7 +106,7 @@ class ComputeModel:
     def _attention(self, efficiency: float) -> Callable[[float, float], float]:
         """(cached, new) -> seconds of all layers, the slower of computing and of reading; efficiency: of computing."""
         layers, hardware = self.model.layers, self.hardware
-        flops, read_bytes = self.model.attention.flops, self.model.attention.read_bytes
+        costs = self.model.attention.costs
         attention_rate = hardware.flops_16bit * efficiency
         indexer_rate = hardware.flops_8bit * hardware.efficiency.indexer
         hbm_rate = self._hbm_rate
@@ -114,9 +114,9 @@ class ComputeModel:
         def seconds(cached: float, new: float) -> float:
             if new == 0:
                 return 0.0
-            attention, indexer = flops(cached, new)
+            attention, indexer, read_bytes = costs(cached, new)
             compute = layers * (attention / attention_rate + indexer / indexer_rate)
-            read = layers * read_bytes(cached, new) / hbm_rate
+            read = layers * read_bytes / hbm_rate
             return compute if compute > read else read
 
         return seconds

@@ -85,12 +85,18 @@ class FairLink:
 
     def advance(self, now: float) -> None:
         """Let what is under way go on until now."""
-        if self._active and now > self._at:
+        actives = self._active
+        if actives and now > self._at:
             passed = (now - self._at) * self._rate
-            for active in self._active:
-                share = passed * active.weight / self._weight
-                active.clock += share / len(active.marks)
-                active.served += share
+            if len(actives) == 1:
+                (only,) = actives
+                only.clock += passed / len(only.marks)
+                only.served += passed
+            else:
+                for active in actives:
+                    share = passed * active.weight / self._weight
+                    active.clock += share / len(active.marks)
+                    active.served += share
         self._at = now
 
     def start(self, now: float, num_bytes: float, item: Any, kind: int = 0) -> None:

@@ -6,6 +6,7 @@ positions does a token attend to": new * cached + new^2 / 2, or less where a spa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -21,7 +22,8 @@ class AttentionFlops(NamedTuple):
 
 class Attention(Protocol):
     """The attention of one layer: FLOPs, bytes of a token's KV, bytes of its index key (kept, but not moved), and bytes
-    of both that a forward has to read."""
+    of both that a forward has to read. costs: (cached, new) -> FLOPs of attention and indexer, and those bytes, for
+    whoever asks often."""
 
     @property
     def kind(self) -> str: ...
@@ -31,6 +33,11 @@ class Attention(Protocol):
     def index_bytes(self) -> int: ...
     def flops(self, cached: float, new: float) -> AttentionFlops: ...
     def read_bytes(self, cached: float, new: float) -> float: ...
+    @property
+    def costs(self) -> Costs: ...
+
+
+Costs = Callable[[float, float], tuple[float, float, float]]
 
 
 def attended(cached: float, new: float, top_k: float | None = None) -> float:
@@ -66,6 +73,10 @@ class GroupedQueryAttention:
 
     def read_bytes(self, cached: float, new: float) -> float:
         return float((cached + new) * self.row_bytes)
+
+    @property
+    def costs(self) -> Costs:
+        return lambda cached, new: (*self.flops(cached, new), self.read_bytes(cached, new))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +124,25 @@ class LatentAttention:
         if self.indexer is None:
             return float(context * self.row_bytes)
         return float(context * self.indexer.row_bytes + min(context, new * self.indexer.top_k) * self.row_bytes)
+
+    @property
+    def costs(self) -> Costs:
+        indexer, row_bytes = self.indexer, self.row_bytes
+        if indexer is None:
+            return lambda cached, new: (*self.flops(cached, new), self.read_bytes(cached, new))
+        top_k, key_bytes = indexer.top_k, indexer.row_bytes
+        a_position = 2 * self.heads * (2 * self.latent + self.rope)
+        a_score = 2 * indexer.heads * indexer.head_dim
+
+        def costs(cached: float, new: float) -> tuple[float, float, float]:
+            total = cached + new
+            scored = (total * total - cached * cached) / 2
+            chosen = top_k * new if cached >= top_k else attended(cached, new, top_k)
+            rows = new * top_k
+            read = total * key_bytes + (rows if rows < total else total) * row_bytes
+            return a_position * chosen, a_score * scored, read
+
+        return costs
 
 
 @dataclass(frozen=True, slots=True)
