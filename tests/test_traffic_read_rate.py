@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.traffic_manager.read_rate import ReadRate
+from common.perf.read_rate import ReadRate
 
 
 def test_not_known_before_a_read_has_ended():

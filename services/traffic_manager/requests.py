@@ -18,12 +18,12 @@ from common.errors import DualPathError, ErrorCode
 from common.log import get_logger
 from common.messages import Delivered, PeerReleased, PeerStaged, ReadQueue, Ready, Stage, StageFailed
 from common.metrics import Metrics
+from common.perf.read_rate import ReadRate
 from common.rpc import Node
 from common.tracing import UNTRACED, Tracer
 from common.transport.region import RegionDescriptor
 from common.types import RequestKey, split_keys
 from services.traffic_manager.fence import Fence
-from services.traffic_manager.read_rate import ReadRate
 from services.traffic_manager.staging import SlotQueue, Staged
 from services.traffic_manager.store import BlockStoreClient
 from services.traffic_manager.tier import Tier
