@@ -14,11 +14,12 @@ from common.workload.hits import hits
 from common.workload.trajectories import Trajectory, Turn
 from loadgen.load import Arrival, Offline, Online
 from loadgen.simulator import Cluster, Overheads, Scenario, offline, online, simulate
+from loadgen.simulator.incidents import SlowNics
 from loadgen.simulator.run import Simulation
 from loadgen.systems import SYSTEMS
 from loadgen.workload import Source
 from services.prefill import batching
-from services.scheduler.policy import Policy, check_integrity
+from services.scheduler.policy import Policy, Start, check_integrity
 
 MEAN = MeanTurn(32_426, 285, 104)
 SMALL = Cluster(2, 3, engines=2)
@@ -50,13 +51,13 @@ SNIC, CNIC = 50e9 / 8, 50e9  # an engine's share of the storage NIC; its own com
 
 def fetched(run: Simulation) -> float:
     """Engines take work from their first report on."""
-    return run.overheads.report_s
+    return run.constants.report_s
 
 
 @pytest.mark.parametrize("system", ["basic", "dualpath"])
 def test_a_turn_by_hand(system: str) -> None:
     run, ttft = one_turn(system, prefix=32_000, append=300, generate=101)
-    compute = run.compute
+    compute = run.constants.compute
     read_s = 32_000 * KV / SNIC
     forward_s = compute.prefill_s([(32_000, 300)]).total_s
     layer_s = forward_s / 61
@@ -77,15 +78,15 @@ def test_a_turn_by_hand(system: str) -> None:
 
 def test_a_turn_by_hand_read_on_the_decode_side_and_stored() -> None:
     run, ttft = one_turn("dualpath", prefix=0, append=1000, generate=1)
-    assert ttft == approx(fetched(run) + run.compute.prefill_s([(0, 1000)]).total_s, rel=1e-6)
+    assert ttft == approx(fetched(run) + run.constants.compute.prefill_s([(0, 1000)]).total_s, rel=1e-6)
     assert run.nodes["d0"].snic_out.sent == 1000 // 64 * 64 * KV
 
 
 def test_oracle_moves_nothing() -> None:
     run, ttft = one_turn("oracle", prefix=32_000, append=300, generate=2)
-    forward_s = run.compute.prefill_s([(32_000, 300)]).total_s
+    forward_s = run.constants.compute.prefill_s([(32_000, 300)]).total_s
     assert ttft == approx(fetched(run) + forward_s, rel=1e-6)
-    assert run.ended_at == approx(ttft + run.compute.decode_step_s([32_301]), rel=1e-6)
+    assert run.ended_at == approx(ttft + run.constants.compute.decode_step_s([32_301]), rel=1e-6)
     assert not any(engine.tx.sent or engine.rx.sent for engine in run.engines.values())
 
 
@@ -204,6 +205,20 @@ def test_overheads_are_added_to_every_turn() -> None:
     # less the first report of the engines, which they have made by then
 
 
+def test_a_split_read_follows_the_rates_of_both_sides() -> None:
+    """A storage NIC of a fourth of the rate reads a fifth, once that is known; live sides measure it likewise."""
+    turns = tuple(Turn(32_000 + 40 * number, 30, 10) for number in range(40))
+    load = Offline((Trajectory("a", turns, prefix=32_000),), 1, whole=True)
+    shares = []
+    for incidents in ((), (SlowNics("p0", 0.0, 1e6, 4.0),)):
+        scenario = Scenario(Cluster(1, 1, engines=1), "dualpath+split", load, MEAN, incidents=incidents)
+        run = Simulation(scenario)
+        run.play()
+        here, there = (run.nodes[name].snic_in.served(run.ended_at) for name in ("p0", "d0"))
+        shares.append(here / (here + there))
+    assert shares == [approx(1 / 2, rel=0.01), approx(1 / 5, rel=0.1)]
+
+
 def test_a_tier_keeps_what_was_read() -> None:
     """The second turn of an agent alone reads nothing that the first one read, on the same engine."""
     turns = (Turn(32_000, 300, 5), Turn(32_305, 300, 5))
@@ -217,3 +232,36 @@ def test_a_tier_keeps_what_was_read() -> None:
         read[system] = run.nodes["p0"].snic_in.served(run.ended_at) / KV
     assert read["basic"] == 32_000 + 32_256
     assert read["tiered"] == 32_256  # the blocks that the first turn has added were never read
+
+
+def test_a_tier_finds_what_its_engine_has_read_before() -> None:
+    """With room for everything: of each turn, the hits of the trajectory's last turn on the same engine."""
+    job = scenario("tiered", agents=60, turns=8)
+    run = Simulation(job)
+    start, seen, lacking = run._start, {}, 0
+
+    def spied(action: Any) -> None:
+        nonlocal lacking
+        request = run.requests[action.key]
+        place = (request.player.name, action.prefill)
+        lacking += request.hit - min(seen.get(place, 0), request.hit)
+        seen[place] = max(seen.get(place, 0), request.hit)
+        start(action)
+
+    run._run[Start] = spied
+    run.play()
+    check_ended(run)
+    read = sum(node.snic_in.served(run.ended_at) for node in run.nodes.values()) / KV
+    hit = sum(sum(hits(trajectory)) for trajectory in job.load.trajectories)
+    assert read == approx(lacking, rel=1e-9)
+    assert 0.3 * hit < read < 0.9 * hit
+
+
+def test_a_tier_lies_between_basic_and_both_read_paths() -> None:
+    """Long enough that most hits have been read by the same engine before: 7 % of them are read again."""
+    cluster = Cluster(2, 4, engines=1)
+    told = {name: simulate(offline(cluster, name, Source(), 80, turns=32)) for name in ("basic", "tiered", "dualpath")}
+    jct = {name: one["makespan_s"] for name, one in told.items()}
+    assert jct["dualpath"] < jct["tiered"] < 0.85 * jct["basic"]
+    read = {name: sum(b for nic, b in one["nic_bytes"].items() if "snic rx" in nic) for name, one in told.items()}
+    assert read["tiered"] < 0.15 * read["basic"]

@@ -133,7 +133,9 @@ def test_a_slow_engine_computes_so_many_times_slower():
     usual = alone()
     prefill_s = spent(usual, "prefill")
     slow = alone(Slow("p0", 0.0, 1e6, 3.0))
-    assert spent(slow, "prefill") - prefill_s == approx(2 * usual.compute.prefill_s([(32_000, 300)]).total_s, rel=1e-4)
+    assert spent(slow, "prefill") - prefill_s == approx(
+        2 * usual.constants.compute.prefill_s([(32_000, 300)]).total_s, rel=1e-4
+    )
     slow = alone(Slow("d0", 0.0, 1e6, 3.0))
     assert spent(slow, "tpot") > 2.8 * spent(usual, "tpot")  # what is not computing stays: the hand-over
     assert spent(slow, "prefill") == approx(prefill_s)

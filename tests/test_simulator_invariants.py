@@ -98,4 +98,4 @@ def test_every_turn_ends_once_and_nothing_is_left(scenario: Scenario) -> None:
     if system.free:
         assert read == 0
     elif not preemptions and not system.tier_bytes:
-        assert abs(read - hit * run.kv_bytes) <= 1e-6 * read
+        assert abs(read - hit * run.constants.kv_bytes) <= 1e-6 * read

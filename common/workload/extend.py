@@ -16,7 +16,7 @@ FIRST = Turn(context=0, append=64, generate=1)
 
 class Extended(Sequence[Trajectory]):
     """count trajectories: the given ones, then as many samples of them (with replacement) as are missing. A sample is
-    made whenever it is asked for: thousands of them need not be kept.
+    made whenever it is asked for: thousands of them need not be kept. Those of one trajectory share their turns.
 
     A sample begins with a synthetic turn, which is part of every later context, and has a name, hence a text, of its
     own: nothing is shared with the original. It is FIRST.total tokens longer: cut it again where lengths are limited.
@@ -29,6 +29,7 @@ class Extended(Sequence[Trajectory]):
         rng = random.Random(f"extend/{seed}")
         self._given = list(trajectories[:count])
         self._sampled = [rng.choice(trajectories) for _ in range(len(trajectories), count)]
+        self._shifted: dict[int, tuple[Turn, ...]] = {}  # by id of a trajectory, all of which are kept
 
     def __len__(self) -> int:
         return len(self._given) + len(self._sampled)
@@ -44,7 +45,14 @@ class Extended(Sequence[Trajectory]):
             raise IndexError(index)
         index %= len(self)
         given = len(self._given)
-        return self._given[index] if index < given else _sample(self._sampled[index - given], index)
+        return self._given[index] if index < given else self._sample(self._sampled[index - given], index)
+
+    def _sample(self, trajectory: Trajectory, number: int) -> Trajectory:
+        turns = self._shifted.get(id(trajectory))
+        if turns is None:
+            shifted = (replace(turn, context=turn.context + FIRST.total) for turn in trajectory.turns)
+            turns = self._shifted[id(trajectory)] = (FIRST, *shifted)
+        return Trajectory(f"{trajectory.name}+{number}", turns)
 
     @property
     def num_turns(self) -> int:
@@ -62,8 +70,3 @@ class Extended(Sequence[Trajectory]):
 def extend(trajectories: Sequence[Trajectory], count: int, seed: int) -> list[Trajectory]:
     """All of Extended's."""
     return list(Extended(trajectories, count, seed))
-
-
-def _sample(trajectory: Trajectory, number: int) -> Trajectory:
-    shifted = (replace(turn, context=turn.context + FIRST.total) for turn in trajectory.turns)
-    return Trajectory(f"{trajectory.name}+{number}", (FIRST, *shifted))

@@ -2,66 +2,48 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import RETRYABLE, ErrorCode
 from common.workload.extend import Extended
-from common.workload.hits import hits
 from common.workload.trajectories import Trajectory
 from loadgen.load import Arrival, Load, Offline
+from loadgen.simulator.clock import Clock
+from loadgen.simulator.player import Library, Player
+from loadgen.simulator.records import Records
 from loadgen.simulator.request import Request
-
-if TYPE_CHECKING:
-    from loadgen.simulator.run import Simulation
 
 #: Attempts at one turn (config.FrontendConfig.max_attempts).
 MAX_ATTEMPTS = 3
 
 
-class Player:
-    """An agent in the middle of a trajectory. due: when its first turn, or the turn in hand, was to be sent; made:
-    tokens that attempts at this turn have made so far; first_at: the first of them."""
-
-    __slots__ = (
-        "attempt",
-        "began",
-        "due",
-        "first_at",
-        "generates",
-        "hits",
-        "index",
-        "made",
-        "name",
-        "prompts",
-        "thinks",
-    )
-
-    def __init__(self, name: str, trajectory: Trajectory, due: float) -> None:
-        turns = trajectory.turns
-        self.name = name
-        self.prompts = array("i", [turn.prompt for turn in turns])
-        self.hits = array("i", hits(trajectory))
-        self.generates = array("i", [turn.generate for turn in turns])
-        self.thinks = [turn.think_s for turn in turns] if any(turn.think_s for turn in turns) else None
-        self.index = 0
-        self.began = self.due = due
-        self.attempt = 0
-        self.made = 0
-        self.first_at = -1.0
-
-
 class Agents:
     """Plays a load. offered: turns in all; attempted: sent; failed: turns that ended badly, by error code.
-    last_start: when the last trajectory started; None as long as more are to start."""
+    last_start: when the last trajectory started; None as long as more are to start.
 
-    def __init__(self, run: Simulation, load: Load) -> None:
-        self._run = run
+    arrive: told of each request that reaches the scheduler, turn_s after it was sent. slo_ttft_s: the objective. The
+    clock is stopped once everything is played, or hopeless.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        clock: Clock,
+        records: Records,
+        arrive: Callable[[Request], None],
+        turn_s: float,
+        slo_ttft_s: float,
+    ) -> None:
         self._load = load
+        self._clock = clock
+        self._records = records
+        self._arrive = arrive
+        self._turn_s = turn_s
+        self._slo_ttft_s = slo_ttft_s
+        self._library = Library()
         self._next = 0  # the trajectory that starts next
         self.offered = num_turns(self._trajectories)
         self.attempted = 0
@@ -77,18 +59,18 @@ class Agents:
         return load.trajectories if isinstance(load, Offline) else [arrival.trajectory for arrival in load.arrivals]
 
     def start(self) -> None:
-        load, clock = self._load, self._run.clock
+        load, clock = self._load, self._clock
         if isinstance(load, Offline):
             for _ in range(min(load.agents, len(load.trajectories))):
                 self._start_next(0.0)
         else:
             for arrival in load.arrivals:
-                clock.at(arrival.at, self._arrive, arrival)
+                clock.at(arrival.at, self._come, arrival)
             self.last_start = load.arrivals[-1].at
             clock.at(load.until_s, self._over)
 
     def _over(self, _: None) -> None:
-        self._run.clock.stop()
+        self._clock.stop()
 
     # -- trajectories --
 
@@ -103,7 +85,7 @@ class Agents:
         if self._next == len(load.trajectories):
             self.last_start = due
             if not load.whole:
-                self._run.clock.stop()
+                self._clock.stop()
 
     @property
     def _to_come(self) -> int:
@@ -111,26 +93,28 @@ class Agents:
         load = self._load
         return len(load.trajectories if isinstance(load, Offline) else load.arrivals) - self._next
 
-    def _arrive(self, arrival: Arrival) -> None:
+    def _come(self, arrival: Arrival) -> None:
         self._next += 1
         self._play(arrival.name, arrival.trajectory, arrival.at)
 
     def _play(self, name: str, trajectory: Trajectory, due: float) -> None:
         self.playing += 1
-        self._send(Player(name, trajectory, due))
+        self._send(Player(name, self._library.lengths(trajectory), due))
 
     def _end(self, player: Player, completed: bool) -> None:
         self.playing -= 1
         if completed:
-            self._run.records.trajectory(player.began, self._run.clock.now)
+            self._records.trajectory(player.began, self._clock.now)
         if isinstance(self._load, Offline):
-            self._start_next(self._run.clock.now)
+            self._start_next(self._clock.now)
         if not self.playing and not self._to_come:
-            self._run.clock.stop()
+            self._clock.stop()
 
-    def under_way(self) -> NDArray[np.float64]:
-        """[n, 2] of the turns that were due and have not ended: when, and their time to first token, if they had it."""
-        players = {request.player for request in self._run.requests.values()}
+    @staticmethod
+    def under_way(requests: Iterable[Request]) -> NDArray[np.float64]:
+        """[n, 2] of the turns that these are attempts at: when they were due, and their time to first token, if they
+        had it."""
+        players = dict.fromkeys(request.player for request in requests)
         spans = [(p.due, p.first_at - p.due if p.first_at >= 0 else np.nan) for p in players]
         return np.array(spans, dtype=np.float64).reshape(-1, 2)
 
@@ -138,49 +122,45 @@ class Agents:
 
     def _send(self, player: Player) -> None:
         """The turn in hand, at its time: or what is left of it, after a lost attempt."""
-        run, index = self._run, player.index
+        index, lengths, due = player.index, player.lengths, player.due
         if not player.attempt:
             self.attempted += 1
         made = player.made
         key = (f"{player.name}/{index}", player.attempt)
-        prompt = player.prompts[index] + made
-        request = Request(key, player, prompt, player.hits[index], player.generates[index] - made, player.due)
-        now = run.clock.now
-        due = max(now, player.due) + run.overheads.turn_s
-        if due > now:
-            run.clock.at(due, run.arrive, request)
+        prompt = lengths.prompts[index] + made
+        request = Request(key, player, prompt, lengths.hits[index], lengths.generates[index] - made, due)
+        now = self._clock.now
+        at = (due if due > now else now) + self._turn_s
+        if at > now:
+            self._clock.at(at, self._arrive, request)
         else:
-            run.arrive(request)
+            self._arrive(request)
 
     def first_token(self, request: Request) -> None:
         player = request.player
         if player.first_at < 0:
             player.first_at = request.first_at
-            if request.first_at - player.due > self._run.slo_ttft_s:
+            if request.first_at - player.due > self._slo_ttft_s:
                 self.missed += 1
                 load = self._load
                 if not isinstance(load, Offline) and self.missed > load.misses:
                     self.given_up = True
-                    self._run.clock.stop()
+                    self._clock.stop()
 
     def ended(self, request: Request) -> None:
         """Its last token is there."""
-        player, now = request.player, self._run.clock.now
-        index = player.index
-        records = self._run.records
-        generated = player.generates[index]
-        records.turn(request, player.due, player.first_at, now, generated)
-        records.prompt_tokens += player.prompts[index]
-        records.hit_tokens += player.hits[index]
-        records.generated_tokens += generated
-        self._run.progress()
+        player, now = request.player, self._clock.now
+        index, lengths = player.index, player.lengths
+        generated = lengths.generates[index]
+        self._records.turn(request, player.due, player.first_at, now, generated)
+        self._records.tokens(lengths.prompts[index], lengths.hits[index], generated)
         player.index = index = index + 1
         player.attempt = player.made = 0
         player.first_at = -1.0
-        if index == len(player.prompts):
+        if index == len(lengths.prompts):
             self._end(player, completed=True)
             return
-        player.due = now + player.thinks[index] if player.thinks else now
+        player.due = now + lengths.thinks[index] if lengths.thinks else now
         self._send(player)
 
     def lost(self, request: Request, code: ErrorCode) -> None:
@@ -188,7 +168,7 @@ class Agents:
         player = request.player
         player.made += request.made
         player.attempt += 1
-        if player.made >= player.generates[player.index]:
+        if player.made >= player.lengths.generates[player.index]:
             self.ended(request)
         elif code in RETRYABLE and player.attempt < MAX_ATTEMPTS:
             self._send(player)

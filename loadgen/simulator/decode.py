@@ -20,8 +20,9 @@ from itertools import count
 from common.errors import ErrorCode
 from common.types import Role
 from common.workload.hits import BLOCK_TOKENS
-from loadgen.simulator.machines import Engine
+from loadgen.simulator.machines import Engine, Group, Node
 from loadgen.simulator.request import Request
+from loadgen.simulator.world import World
 from services.scheduler.policy import Load
 
 #: A time that is so little past a step's end is that end, as a share of a step.
@@ -33,10 +34,9 @@ class DecodeEngine(Engine):
 
     role = Role.DECODE
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        run = self.run
-        self.pages = self.free = run.decode_pages
+    def __init__(self, world: World, name: str, node: Node, group: Group) -> None:
+        super().__init__(world, name, node, group)
+        self.pages = self.free = world.constants.decode_pages
         self.running: dict[Request, None] = {}
         self.decoded_tokens = 0
         self.preemptions = 0
@@ -56,7 +56,8 @@ class DecodeEngine(Engine):
     def load(self) -> Load:
         made = len(self.running) * self._steps_done() - self._joined
         free = self.free * BLOCK_TOKENS - (0 if self._tight else made)
-        return Load(self.name, self.seq, self.tok + made, self.read_q, 0.0, max(free, 0), self.started)
+        rate = self.rate.tokens_per_s
+        return Load(self.name, self.seq, self.tok + made, self.read_q, rate, max(free, 0), self.started)
 
     # -- requests in --
 
@@ -77,12 +78,12 @@ class DecodeEngine(Engine):
         while self._handoff:
             request = self._handoff[0]
             if not request.gone:
-                if self._held >= self.run.max_running or request.blocks > self.free:
+                if self._held >= self.constants.max_running or request.blocks > self.free:
                     return
                 request.pages = request.blocks
                 self.free -= request.pages
                 self._held += 1
-                end = self.copied(request.prompt * self.run.kv_bytes)
+                end = self.copied(request.prompt * self.constants.kv_bytes)
                 if end > self.clock.now:
                     self.clock.at(end, self._loaded, request)
                 else:
@@ -93,10 +94,8 @@ class DecodeEngine(Engine):
         if request.gone or not self.alive:
             self._give_back(request)
             return
-        run = self.run
-        stored = request.prompt // BLOCK_TOKENS - request.hit // BLOCK_TOKENS
-        run.store(self, stored)
-        run.handed_over(request)
+        self.store(request.prompt // BLOCK_TOKENS - request.hit // BLOCK_TOKENS)
+        self.control.handed_over(request)
         self.group.changed(self)
         if request.generate == 1:
             self._end(request)
@@ -124,15 +123,15 @@ class DecodeEngine(Engine):
         """The batch from _since on."""
         number = len(self.running)
         if number:
-            run = self.run
-            attention = self._attention_s / min(run.gpus, number)
-            self._step_s = (attention + run.decode_linear_s[number]) * self.slow
+            constants = self.constants
+            attention = self._attention_s / min(constants.gpus, number)
+            self._step_s = (attention + constants.decode_linear_s[number]) * self.slow
         self._watch()
 
     def _join(self, request: Request) -> None:
         self._to_border()
         self.running[request] = None
-        request.decode_s = self.run.decode_attention(request.prompt + request.generate / 2 - 1, 1)
+        request.decode_s = self.constants.decode_attention(request.prompt + request.generate / 2 - 1, 1)
         self._attention_s += request.decode_s
         self._joined += self._step
         request.joined = self._step
@@ -201,13 +200,13 @@ class DecodeEngine(Engine):
         self.decoded_tokens += request.generate - 1
         last = request.prompt + request.generate - 1  # tokens with KV
         blocks = last // BLOCK_TOKENS - request.prompt // BLOCK_TOKENS
-        if blocks and not self.run.free:
-            num_bytes = blocks * BLOCK_TOKENS * self.run.kv_bytes
+        if blocks and not self.constants.free:
+            num_bytes = blocks * BLOCK_TOKENS * self.constants.kv_bytes
             self.copied(num_bytes)
             self.persisted += num_bytes
-            self.run.store(self, blocks)
+            self.store(blocks)
         self.left(request)
-        self.run.ended(request)
+        self.control.ended(request)
         self.group.changed(self)
 
     def _give_back(self, request: Request) -> None:
@@ -281,4 +280,4 @@ class DecodeEngine(Engine):
         self._leave(victim)
         self._give_back(victim)
         self.left(victim)
-        self.run.erred(victim, self, ErrorCode.PREEMPTED)
+        self.control.erred(victim, self.name, ErrorCode.PREEMPTED)

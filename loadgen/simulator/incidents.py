@@ -17,17 +17,15 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common.config import TimeoutsConfig
 from common.errors import ConfigError
 from common.types import Role
 from loadgen.simulator.machines import FOREIGN, Engine, Node
 from loadgen.simulator.roles import group_of
+from loadgen.simulator.run import Simulation
 from loadgen.simulator.scenario import Happening
-
-if TYPE_CHECKING:
-    from loadgen.simulator.run import Simulation
 
 #: Every so often a piece of foreign traffic is sent, seconds.
 PIECE_S = 0.05
@@ -104,7 +102,7 @@ class SlowNics:
         node = run.nodes[self.where]
         node.set_rate(run.scenario.cluster.snic_rate / factor)
         for engine in node.engines:
-            engine.tx.rate = engine.rx.rate = run.cnic_rate / factor
+            engine.tx.rate = engine.rx.rate = run.constants.cnic_rate / factor
 
     def describe(self) -> dict[str, Any]:
         return _described("nics", self)

@@ -7,46 +7,55 @@ everybody's tokens, since expert weights are spread over the whole group.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from common.types import Role
+from loadgen.simulator.forward import Forward
 from loadgen.simulator.machines import Group
+from loadgen.simulator.world import World
 
-if TYPE_CHECKING:
-    from loadgen.simulator.prefill import Forward, PrefillEngine
-    from loadgen.simulator.run import Simulation
+
+class Member(Protocol):
+    """An engine of the group. slow: by which its computing is stretched."""
+
+    slow: float
+
+    def begin(self, forward: Forward, seconds: float) -> None:
+        """Its round begins, and takes so long if nothing holds it up."""
 
 
 class PrefillGroup(Group):
     """slowest_s, mean_s: attention of the slowest and of the mean engine, summed over rounds. Without experts
     nothing is spread: every engine computes on its own."""
 
-    def __init__(self, run: Simulation, name: str) -> None:
-        super().__init__(run, name, Role.PREFILL)
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name, Role.PREFILL)
         self.slowest_s = 0.0
         self.mean_s = 0.0
-        self._waiting: dict[PrefillEngine, Forward] = {}
-        self._computing: set[PrefillEngine] = set()
+        self._spread = world.constants.spread
+        self._gather_s = world.constants.gather_s
+        self._linear_s = world.constants.compute.prefill_linear_s
+        self._waiting: dict[Member, Forward] = {}
+        self._computing: set[Member] = set()
         self._timer = 0  # the last one set; others are void
 
-    def meet(self, engine: PrefillEngine, forward: Forward) -> None:
+    def meet(self, engine: Member, forward: Forward) -> None:
         """It has a forward to compute; engine.begin() is called once its round begins."""
-        if not self._run.scenario.cluster.model.expert_params:
+        if not self._spread:
             attention_s = forward.attention_s * engine.slow
             self.slowest_s += attention_s
             self.mean_s += attention_s
-            linear_s = engine.slow * self._run.compute.prefill_linear_s(forward.tokens)
-            engine.begin(forward, attention_s + linear_s)
+            engine.begin(forward, attention_s + engine.slow * self._linear_s(forward.tokens))
             return
         self._waiting[engine] = forward
         self._open_soon()
 
-    def part(self, engine: PrefillEngine) -> None:
+    def part(self, engine: Member) -> None:
         """It is through with its forward."""
         self._computing.discard(engine)
         self._open_soon()
 
-    def forget(self, engine: PrefillEngine) -> None:
+    def forget(self, engine: Member) -> None:
         """It has left."""
         self._computing.discard(engine)
         self._waiting.pop(engine, None)
@@ -60,8 +69,7 @@ class PrefillGroup(Group):
         if len(self._waiting) == len(self.engines):
             self._open(self._timer)
         else:
-            clock = self._run.clock
-            clock.at(clock.now + self._run.overheads.gather_s, self._open, self._timer)
+            self._clock.at(self._clock.now + self._gather_s, self._open, self._timer)
 
     def _open(self, timer: int) -> None:
         if timer != self._timer:
@@ -77,7 +85,7 @@ class PrefillGroup(Group):
             slowest = max(slowest, attention_s)
             slow = max(slow, engine.slow)
         size = len(self.engines)
-        seconds = slowest + slow * self._run.compute.prefill_linear_s(tokens / size)
+        seconds = slowest + slow * self._linear_s(tokens / size)
         self.slowest_s += slowest
         self.mean_s += total / size
         for engine, forward in begun.items():

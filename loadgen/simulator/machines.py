@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import Any
 
 from common.perf.links import FairLink, FifoLink, through
+from common.perf.read_rate import ReadRate
 from common.types import Role
+from common.workload.hits import BLOCK_TOKENS
 from loadgen.simulator.clock import Clock, Handler
-from loadgen.simulator.request import Request
-from services.scheduler.policy import Fetched, Load
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from loadgen.simulator.run import Simulation
+from loadgen.simulator.request import DecodeSide, Request
+from loadgen.simulator.world import World
+from services.scheduler.policy import Load
 
 #: Weights of what shares a storage NIC inwards: reads of KV, and traffic that is not ours.
 OURS, FOREIGN = 0, 1
@@ -62,22 +60,25 @@ class Node:
 
 class Engine:
     """What both roles share. tx, rx: of its compute NIC. seq, tok: requests on it and their prompts' tokens; read_q:
-    hit tokens that its side is still to read; started: requests ever started on it. slow: by which its computing is
-    stretched. persisted: bytes of its own copies to be stored. open: it takes new work; alive: it is there."""
+    hit tokens that its side is still to read, rate: how fast it does; started: requests ever started on it. slow: by
+    which its computing is stretched. persisted: bytes of its own copies to be stored. open: it takes new work; alive:
+    it is there."""
 
     role: Role
 
-    def __init__(self, run: Simulation, name: str, node: Node, group: Group) -> None:
-        self.run = run
-        self.clock = run.clock
+    def __init__(self, world: World, name: str, node: Node, group: Group) -> None:
+        self.clock = world.clock
+        self.constants = world.constants
+        self.control = world.control
         self.name = name
         self.node = node
         self.group = group
-        self.tx = FifoLink(run.cnic_rate)
-        self.rx = FifoLink(run.cnic_rate)
+        self.tx = FifoLink(world.constants.cnic_rate)
+        self.rx = FifoLink(world.constants.cnic_rate)
         self.seq = 0
         self.tok = 0
         self.read_q = 0
+        self.rate = ReadRate()
         self.started = 0
         self.slow = 1.0
         self.open = True
@@ -119,56 +120,73 @@ class Engine:
 
     def stage(self, request: Request, tokens: int) -> None:
         """Read so many of its hits through this node's storage NIC."""
-        if tokens and not self.run.free:
+        constants = self.constants
+        if tokens and not constants.free:
             request.reads += 1
             self.read_q += tokens
-            self.node.read(tokens * self.run.kv_bytes, self._read, (request, tokens))
+            if constants.rates:
+                self.rate.begin(self.clock.now)
+            self.node.read(tokens * constants.kv_bytes, self._read, (request, tokens))
 
     def _read(self, read: tuple[Request, int]) -> None:
         request, tokens = read
         self.read_q -= tokens
+        if self.constants.rates:
+            self.rate.end(tokens, self.clock.now)
         self.group.changed(self)
-        self.run.buffered(request)
+        self.control.buffered(request)
+
+    def store(self, blocks: int) -> None:
+        """New full blocks go to storage. Nobody waits for them."""
+        constants = self.constants
+        if blocks and not constants.free:
+            self.node.snic_out.send(self.clock.now, blocks * BLOCK_TOKENS * constants.kv_bytes)
 
     def copied(self, num_bytes: float) -> float:
         """When so many bytes are copied between this engine's staging buffer and its device memory, through its own
         compute NIC."""
-        now = self.clock.now
-        if self.run.free:
-            return now
-        if self.run.copies_free:
+        now, constants = self.clock.now, self.constants
+        if not constants.copies_free:
+            return through(self.tx, self.rx, now, num_bytes)
+        if not constants.free:
             self.tx.sent += num_bytes
             self.rx.sent += num_bytes
-            return now
-        return through(self.tx, self.rx, now, num_bytes)
+        return now
 
-    def sent_to(self, other: Engine, num_bytes: float, since: float) -> float:
-        """When so many bytes have gone to another engine."""
-        if self.run.free:
-            return since
-        return through(self.tx, other.rx, since, num_bytes)
+    def sent_to(self, other: DecodeSide, num_bytes: float) -> float:
+        """When so many bytes, from now on, have gone to another engine."""
+        if self.constants.free:
+            return self.clock.now
+        return through(self.tx, other.rx, self.clock.now, num_bytes)
+
+    def sent_from(self, other: DecodeSide, num_bytes: float) -> float:
+        """When so many bytes, from now on, have come from another engine."""
+        if self.constants.free:
+            return self.clock.now
+        return through(other.tx, self.rx, self.clock.now, num_bytes)
 
 
 class Group:
     """Engines of one role that are scheduled together: their leader fetches for those whose load has changed, soon
     after the first of them (services.engine.fetching)."""
 
-    def __init__(self, run: Simulation, name: str, role: Role) -> None:
+    def __init__(self, world: World, name: str, role: Role) -> None:
         self.name = name
         self.role = role
         self.engines: list[Engine] = []
-        self._run = run
+        self._clock = world.clock
+        self._control = world.control
+        self._report_s = world.constants.report_s
         self._changed: dict[Engine, None] = {}
 
     def changed(self, engine: Engine) -> None:
         """Its load is not what it last reported."""
         if not self._changed:
-            clock = self._run.clock
-            clock.at(clock.now + self._run.overheads.report_s, self._fetch)
+            self._clock.at(self._clock.now + self._report_s, self._fetch)
         self._changed[engine] = None
 
     def _fetch(self, _: None) -> None:
         loads = tuple([engine.load() for engine in self._changed if engine.open and engine.alive])
         self._changed.clear()
         if loads:
-            self._run.tell(Fetched(loads))
+            self._control.fetched(loads)

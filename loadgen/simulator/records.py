@@ -46,6 +46,12 @@ class Records:
         self._prompts.append(request.prompt)
         self.num_turns += 1
 
+    def tokens(self, prompt: int, hit: int, generated: int) -> None:
+        """Of a turn."""
+        self.prompt_tokens += prompt
+        self.hit_tokens += hit
+        self.generated_tokens += generated
+
     def trajectory(self, due: float, ended: float) -> None:
         self._trajectories.extend((due, ended))
 

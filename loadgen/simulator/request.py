@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from common.perf.links import FifoLink
 from common.types import RequestKey
 from common.workload.hits import BLOCK_TOKENS
+from loadgen.simulator.player import Player
 from services.prefill.batching import Pending
 
-if TYPE_CHECKING:
-    from loadgen.simulator.agents import Player
-    from loadgen.simulator.decode import DecodeEngine
-    from loadgen.simulator.prefill import PrefillEngine
+
+class PrefillSide(Protocol):
+    """Its prefill engine, as far as others have to do with that."""
+
+    def ready(self, request: Request) -> None:
+        """Its KV is staged on both sides."""
+
+
+class DecodeSide(Protocol):
+    """Its decode engine, likewise. tx, rx: of its compute NIC."""
+
+    tx: FifoLink
+    rx: FifoLink
+
+    def deliver(self, request: Request) -> None:
+        """The staging buffer holds all of its KV, and its first token is known."""
 
 
 class Request:
@@ -58,8 +72,8 @@ class Request:
         "started_at",
     )
 
-    prefill: PrefillEngine
-    decode: DecodeEngine
+    prefill: PrefillSide
+    decode: DecodeSide
     pending: Pending
     arrived: float
     started_at: float

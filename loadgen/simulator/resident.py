@@ -11,22 +11,26 @@ from collections import deque
 
 from common.blocks.ranges import Range, RangePool
 from common.workload.hits import BLOCK_TOKENS
-from loadgen.simulator.prefill import Forward, PrefillEngine
+from loadgen.simulator.forward import Forward
+from loadgen.simulator.lockstep import PrefillGroup
+from loadgen.simulator.machines import Node
+from loadgen.simulator.prefill import PrefillEngine
 from loadgen.simulator.request import Request
 from loadgen.simulator.tier import Tier
+from loadgen.simulator.world import World
 
 
 class Resident(PrefillEngine):
     """loaded: what can be computed, in the order in which it came to be."""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
-        self.pool = RangePool(self.run.prefill_memory)
+    def __init__(self, world: World, name: str, node: Node, group: PrefillGroup) -> None:
+        super().__init__(world, name, node, group)
+        self.pool = RangePool(world.constants.prefill_memory)
         self._admission: deque[Request] = deque()
         self._memory: dict[Request, Range] = {}
         self._loaded: dict[Request, None] = {}
         self._in_hand: Forward | None = None
-        self.tier = Tier(self.run.tier_blocks)
+        self.tier = Tier(world.constants.tier_blocks)
 
     def assigned(self, request: Request) -> None:
         super().assigned(request)
@@ -38,19 +42,19 @@ class Resident(PrefillEngine):
         while self._admission:
             request = self._admission[0]
             if not request.gone:
-                memory = self.pool.take(int(request.prompt * self.run.kv_bytes))
+                memory = self.pool.take(request.prompt * self.constants.kv_bytes)
                 if memory is None:
                     return
                 self._memory[request] = memory
                 request.staged_at = self.clock.now
                 found = self.tier.acquire(request.player.name, request.hit // BLOCK_TOKENS)
                 self.stage(request, request.pe_tokens - found * BLOCK_TOKENS)
-                self.run.buffered(request)
+                self.control.buffered(request)
             self._admission.popleft()
 
     def ready(self, request: Request) -> None:
         """Its hits into device memory."""
-        end = self.copied(request.hit * self.run.kv_bytes)
+        end = self.copied(request.hit * self.constants.kv_bytes)
         if end > self.clock.now:
             self.clock.at(end, self._load, request)
         else:
@@ -64,9 +68,8 @@ class Resident(PrefillEngine):
             self.wake()
 
     def plan(self) -> Forward | None:
-        run = self.run
         waiting = list(self._loaded)
-        chunks = self.pack(waiting, run.prefill_memory // run.row_bytes)
+        chunks = self.pack(waiting, self.constants.budget)
         if not chunks:
             return None
         if not chunks[-1].last:
@@ -93,7 +96,7 @@ class Resident(PrefillEngine):
 
     def _hand_off(self, request: Request) -> None:
         now = self.clock.now
-        end = self.sent_to(request.decode, request.prompt * self.run.kv_bytes, now)
+        end = self.sent_to(request.decode, request.prompt * self.constants.kv_bytes)
         if end > now:
             self.clock.at(end, self._drained, request)
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import resource
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,7 @@ from loadgen.load import Online
 from loadgen.measure import FEW_SAMPLES, PERCENTILE_METHOD
 from loadgen.simulator.decode import DecodeEngine
 from loadgen.simulator.records import SPANS
-
-if TYPE_CHECKING:
-    from loadgen.simulator.run import Simulation
+from loadgen.simulator.run import Simulation
 
 Values = NDArray[np.float64]
 Span = tuple[float, float]
@@ -114,7 +112,7 @@ def verdict(run: Simulation) -> dict[str, Any]:
     last_start = run.agents.last_start
     end = run.ended_at if last_start is None else min(last_start, run.ended_at)
     length = end * WINDOW_SHARE
-    cut = run.agents.under_way()
+    cut = run.agents.under_way(run.requests.values())
     due = np.concatenate([run.records.column("due"), cut[:, 0]])
     ttft = np.concatenate([run.records.column("ttft"), cut[:, 1]])
     tpot = np.concatenate([run.records.column("tpot"), np.full(len(cut), np.nan)])

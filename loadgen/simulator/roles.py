@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common.errors import ConfigError
 from common.types import Role
 from loadgen.simulator.machines import Node
+from loadgen.simulator.run import Simulation
 from loadgen.simulator.scenario import Cluster
 from services.scheduler.policy import RoleController, RolesConfig, SwitchRole, observe
-
-if TYPE_CHECKING:
-    from loadgen.simulator.run import Simulation
 
 #: Between two looks at engines that drain, seconds.
 LOOK_S = 0.1

@@ -7,7 +7,6 @@ Policy.handle(), and what it answers is carried out at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from time import thread_time
 from typing import Any
 
@@ -16,6 +15,7 @@ from common.types import ReadPath, RequestKey, Role
 from common.workload.hits import BLOCK_TOKENS
 from loadgen.simulator.agents import Agents
 from loadgen.simulator.clock import Clock
+from loadgen.simulator.constants import constants
 from loadgen.simulator.decode import DecodeEngine
 from loadgen.simulator.layerwise import Layerwise
 from loadgen.simulator.lockstep import PrefillGroup
@@ -26,8 +26,7 @@ from loadgen.simulator.request import Request
 from loadgen.simulator.resident import Resident
 from loadgen.simulator.samples import Sampler
 from loadgen.simulator.scenario import Scenario
-from loadgen.systems import SYSTEMS, base_settings, system_settings
-from services.prefill.batching import Quota
+from loadgen.simulator.world import World
 from services.scheduler.policy import (
     CancelOn,
     EngineDraining,
@@ -35,9 +34,10 @@ from services.scheduler.policy import (
     EngineLeft,
     Event,
     Fail,
+    Fetched,
     KvHandedOver,
+    Load,
     Policy,
-    PolicyConfig,
     PrefillEnded,
     RequestArrived,
     RequestEnded,
@@ -45,14 +45,15 @@ from services.scheduler.policy import (
     Start,
 )
 
-#: Of a decode engine's staging buffer: through these its new blocks are stored (services.traffic_manager.service).
-PERSIST_BLOCKS = 8
 #: Of so many calls of the policy one is timed.
 TIMED = 32
+#: Of so many turns one is worth a word of progress.
+TOLD = 256
 
 
 class Simulation:
-    """clock, policy, records, agents; nodes, engines and groups by name. at(time, handler, argument) is clock.at().
+    """clock, policy, records, agents; nodes, engines and groups by name. at(time, handler, argument) is clock.at(). To
+    engines it is the Control of their World.
 
     What may happen beside the load (scenario.Happening) is done with add_node(), join(), drain(), fail(), an engine's
     `slow` and a node's set_rate() and read(..., kind=FOREIGN).
@@ -60,67 +61,23 @@ class Simulation:
 
     def __init__(self, scenario: Scenario, on_progress: Callable[[float], None] = lambda done: None) -> None:
         cluster = scenario.cluster
-        scaling = cluster.scaling
         self.scenario = scenario
         self.clock = Clock()
         self.at = self.clock.at
-        self.overheads = scenario.overheads
-        self.slo_ttft_s = scenario.slo.ttft_s
-        settings = {
-            **base_settings(scaling, scenario.mean_turn.hit, scenario.mean_turn.miss),
-            **system_settings(scenario.system, scaling, scenario.mean_turn.hit, scenario.mean_turn.miss),
-        }
-        system = SYSTEMS[scenario.system]
-        self.system = system
-        self.free = system.free
-        self.copies_free = system.free or cluster.copies_free
-        # -- sizes, of one engine --
-        self.gpus = cluster.gpus
-        self.compute = scaling.compute
-        self.block_size = BLOCK_TOKENS
-        self.kv_bytes = cluster.model.kv_bytes_per_token
-        self.steps = scaling.moved_layers
-        self.row_bytes = scaling.row_bytes  # of a layer
-        self.cnic_rate = scaling.cnic_rate
-        self.prefill_memory = int(settings["prefill.device_memory"])
-        block_bytes = BLOCK_TOKENS * self.kv_bytes
-        self.decode_pages = int(settings["decode.device_memory"]) // block_bytes
-        self.buffer_blocks = {
-            Role.PREFILL: int(settings["prefill.buffer"]) // block_bytes,
-            Role.DECODE: int(settings["decode.buffer"]) // block_bytes - PERSIST_BLOCKS,
-        }
-        self.tier_blocks = int(settings.get("storage.tier", 0)) // block_bytes
-        self.max_running = int(settings["decode.max_running"])
-        self.max_batch_tokens = scenario.batch_tokens
-        self.max_batch_requests = int(settings["prefill.max_batch_requests"])
-        # -- predicted times --
-        compute = self.compute
-        self.attention = lru_cache(1 << 12)(compute.prefill_attention)  # the same is asked for a few times in a row
-        self.decode_attention = compute.decode_attention
-        self.decode_linear_s = [compute.decode_linear_s(number) for number in range(self.max_running + 1)]
-        limit_s = settings["prefill.quota_s"]
-        self.quota = Quota(limit_s * self.gpus, self.attention) if limit_s else None  # of one GPU's time
-        # -- who is there --
-        alpha = settings["scheduler.alpha"]
-        self.policy = Policy(
-            PolicyConfig(
-                settings["scheduler.read_side"],
-                # of a node: all of its engines share the storage NIC
-                alpha * cluster.engines if system.scheduled else alpha,
-                settings["scheduler.beta"],
-                max(settings["scheduler.max_waiting"], 1 << 30),
-                BLOCK_TOKENS,
-            )
-        )
+        self.constants = constants(scenario)
+        self.policy = Policy(self.constants.policy)
         self.nodes: dict[str, Node] = {}
         self.engines: dict[str, Engine] = {}
         self.groups: dict[str, Group] = {}
         self.requests: dict[RequestKey, Request] = {}
         self.records = Records()
-        self.agents = Agents(self, scenario.load)
-        self.sampler = Sampler(self)
+        self.agents = Agents(
+            scenario.load, self.clock, self.records, self.arrive, self.constants.turn_s, scenario.slo.ttft_s
+        )
+        self.sampler = Sampler(self.clock, self.nodes, self.groups)
         self.failed_requests = 0
         self.ended_at = 0.0
+        self._world = World(self.clock, self.constants, self)
         self._on_progress = on_progress
         self._calls = 0
         self._timed_s = 0.0
@@ -149,17 +106,30 @@ class Simulation:
 
     def join(self, name: str, node: Node, role: Role, group: str) -> Engine:
         """An engine on a node, in a group that may be new."""
+        engine = self._prefill(name, node, group) if role is Role.PREFILL else self._decode(name, node, group)
+        self.engines[name] = engine
+        constants = self.constants
+        if role is Role.DECODE:
+            device = constants.decode_pages * BLOCK_TOKENS
+        else:
+            device = constants.prefill_memory // constants.row_bytes
+        self.tell(EngineJoined(name, role, node.name, group, constants.buffer_blocks[role], device))
+        engine.group.changed(engine)
+        return engine
+
+    def _prefill(self, name: str, node: Node, group: str) -> PrefillEngine:
         its = self.groups.get(group)
         if its is None:
-            its = PrefillGroup(self, group) if role is Role.PREFILL else Group(self, group, role)
-            self.groups[group] = its
-        kind = DecodeEngine if role is Role.DECODE else Layerwise if self.system.layerwise else Resident
-        engine: Engine = kind(self, name, node, its)
-        self.engines[name] = engine
-        device = self.decode_pages * BLOCK_TOKENS if role is Role.DECODE else self.prefill_memory // self.row_bytes
-        self.tell(EngineJoined(name, role, node.name, group, self.buffer_blocks[role], device))
-        its.changed(engine)
-        return engine
+            its = self.groups[group] = PrefillGroup(self._world, group)
+        assert isinstance(its, PrefillGroup)
+        kind = Layerwise if self.constants.system.layerwise else Resident
+        return kind(self._world, name, node, its)
+
+    def _decode(self, name: str, node: Node, group: str) -> DecodeEngine:
+        its = self.groups.get(group)
+        if its is None:
+            its = self.groups[group] = Group(self._world, group, Role.DECODE)
+        return DecodeEngine(self._world, name, node, its)
 
     def drain(self, engine: Engine) -> None:
         """It finishes what it has and takes nothing new; `engine.seq` says how much is left."""
@@ -233,6 +203,10 @@ class Simulation:
         self.requests[request.key] = request
         self.tell(RequestArrived(request.key, request.prompt, request.hit, request.blocks))
 
+    def fetched(self, loads: tuple[Load, ...]) -> None:
+        """A group's leader asks for work."""
+        self.tell(Fetched(loads))
+
     def buffered(self, request: Request) -> None:
         """One of those whose read it waits for is done."""
         request.reads -= 1
@@ -255,23 +229,15 @@ class Simulation:
         del self.requests[request.key]
         self.tell(RequestEnded(request.key))
         self.agents.ended(request)
+        if self.records.num_turns % TOLD == 0:
+            self._on_progress(self.records.num_turns / self.agents.offered)
 
-    def erred(self, request: Request, engine: Engine, code: ErrorCode) -> None:
+    def erred(self, request: Request, engine: str, code: ErrorCode) -> None:
         """An engine cannot go on with it, and has let go of it."""
         request.gone = True
-        self.tell(RequestErred(request.key, engine.name, code, ""))
-
-    def store(self, engine: Engine, blocks: int) -> None:
-        """New full blocks go to storage, from this engine. Nobody waits for them."""
-        if blocks and not self.free:
-            num_bytes = blocks * BLOCK_TOKENS * self.kv_bytes
-            engine.node.snic_out.send(self.clock.now, num_bytes)
+        self.tell(RequestErred(request.key, engine, code, ""))
 
     # -- the run --
-
-    def progress(self) -> None:
-        if self.records.num_turns % 256 == 0:
-            self._on_progress(self.records.num_turns / self.agents.offered)
 
     def play(self) -> None:
         """From the start to the end. RuntimeError if it comes to a stand before: a defect."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from loadgen.balance import WINDOW_S, Series
+from loadgen.simulator.clock import Clock
 from loadgen.simulator.lockstep import PrefillGroup
+from loadgen.simulator.machines import Group, Node
 from loadgen.simulator.prefill import PrefillEngine
-
-if TYPE_CHECKING:
-    from loadgen.simulator.run import Simulation
 
 
 class Counters:
@@ -33,10 +31,12 @@ class Counters:
 
 
 class Sampler:
-    """Looks at a run every WINDOW_S, from its start on, and when asked to."""
+    """Looks at the nodes and groups of a run, by name, every WINDOW_S, from its start on, and when asked to."""
 
-    def __init__(self, run: Simulation) -> None:
-        self._run = run
+    def __init__(self, clock: Clock, nodes: Mapping[str, Node], groups: Mapping[str, Group]) -> None:
+        self._clock = clock
+        self._nodes = nodes
+        self._groups = groups
         self._times = array("d")
         self._snic = Counters()
         self._attention: dict[str, Counters] = {}
@@ -44,14 +44,14 @@ class Sampler:
 
     def start(self) -> None:
         self.sample()
-        self._run.clock.every(WINDOW_S, self.sample)
+        self._clock.every(WINDOW_S, self.sample)
 
     def sample(self) -> None:
-        run, index = self._run, len(self._times)
-        now = run.clock.now
+        now, index = self._clock.now, len(self._times)
         self._times.append(now)
-        self._snic.add(index, {name: node.snic_in.served(now) + node.snic_out.sent for name, node in run.nodes.items()})
-        for name, group in run.groups.items():
+        nodes = self._nodes.items()
+        self._snic.add(index, {name: node.snic_in.served(now) + node.snic_out.sent for name, node in nodes})
+        for name, group in self._groups.items():
             if isinstance(group, PrefillGroup):
                 engines = self._attention.setdefault(name, Counters())
                 engines.add(index, {e.name: e.attention_s for e in group.engines if isinstance(e, PrefillEngine)})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from common.errors import ConfigError
 from common.perf.bounds import Turn
@@ -24,9 +24,6 @@ from loadgen.load import Arrival, Load, Offline, Online
 from loadgen.measure import Slo
 from loadgen.systems import BATCH_TOKENS, SYSTEMS
 from loadgen.workload import Played, Source
-
-if TYPE_CHECKING:
-    from loadgen.simulator.run import Simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +88,10 @@ class Happening(Protocol):
     """What else happens in a run (engines that fail, slow down, join or change their role, foreign traffic): it puts
     its first events on the clock before the run starts, and may put further ones from within these."""
 
-    def start(self, run: Simulation) -> None:
-        """run.at(time, function, *args) calls function(*args) at a time; run.engines, run.nodes and their methods are
-        what may be changed; a new set of happenings must not be shared by two runs if it keeps state."""
+    def start(self, run: Any) -> None:
+        """run: the loadgen.simulator.run.Simulation, which a scenario does not know. run.at(time, function, argument)
+        calls function(argument) at a time; run.engines, run.nodes and their methods are what may be changed; a new set
+        of happenings must not be shared by two runs if it keeps state."""
 
     def describe(self) -> dict[str, Any]:
         """For the result's JSON."""
