@@ -2,12 +2,14 @@
 
 The formulas (common/perf/bounds.py) say how few nodes could do and which resource would bind. From there on shapes with
 one node more at a time are simulated, the roomiest by the formulas first, until one meets the objectives in the mean.
+What serves a heavy load is taken to be several equal clusters, of which one is simulated with its share of the load.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import Any
 
 from common.errors import ConfigError
@@ -19,9 +21,11 @@ from loadgen.simulator import simulate
 from loadgen.steady import Stream, get_stream, steady
 from loadgen.systems import BOUND_AS
 
-#: Turns of a window, and how many are played in a simulation: enough for a mean, few enough for seconds.
-WINDOW_TURNS, SIMULATED_TURNS = 4, 6000
+#: Turns of a window; how many are played in a simulation: enough for a mean, few enough for seconds; and at most.
+WINDOW_TURNS, SIMULATED_TURNS, MOST_TURNS = 4, 6000, 15_000
 MIN_DURATION_S, MAX_DURATION_S = 20.0, 90.0
+#: Played at most, also of a load that is far too much for a shape that is given: that shows at once.
+OVERLOAD_TURNS = 60_000
 #: Shapes of one number of nodes that are simulated, and simulations in all.
 SHAPES, SIMULATIONS = 3, 12
 #: Nodes that are added at a time, as a share.
@@ -74,6 +78,7 @@ def make_plan(wanted: Asked, seed: int, on_progress: OnProgress = lambda done, m
         "mean_turn": asdict(stream.mean_turn),
         "turns_per_trajectory": stream.mean_turns,
         "demand": demand(wanted, stream),
+        "parts": num_parts(wanted, stream),
         "range": describe_range(wanted.hardware),
         "tried": tried,
         "best": best,
@@ -112,20 +117,56 @@ def candidate(wanted: Asked, stream: Stream, shape: Shape) -> Candidate:
     return Candidate(shape, use)
 
 
-def roomiest(wanted: Asked, stream: Stream, nodes: int) -> list[Candidate]:
-    """All shapes of so many nodes on which the model fits, the least full first."""
+def num_parts(wanted: Asked, stream: Stream) -> int:
+    """Of how many equal clusters what is planned consists, for the simulation's sake."""
+    parts = max(1, int(wanted.aps * stream.mean_turns * MIN_DURATION_S / MOST_TURNS))
+    if wanted.shape is None:
+        return parts
+    prefill, decode = wanted.shape
     least_prefill, least_decode = wanted.least_nodes
-    shapes = [(prefill, nodes - prefill) for prefill in range(least_prefill, nodes - least_decode + 1)]
+    possible = [
+        number
+        for number in range(1, parts + 1)
+        if prefill % number == decode % number == 0
+        and prefill // number >= least_prefill
+        and decode // number >= least_decode
+    ]
+    return possible[-1]
+
+
+def roomiest(wanted: Asked, stream: Stream, nodes: int) -> list[Candidate]:
+    """All shapes of so many nodes, a multiple of num_parts(), on which the model fits, the least full first."""
+    parts = num_parts(wanted, stream)
+    least_prefill, least_decode = (parts * least for least in wanted.least_nodes)
+    shapes = [(prefill, nodes - prefill) for prefill in range(least_prefill, nodes - least_decode + 1, parts)]
     found = [candidate(wanted, stream, shape) for shape in shapes]
     return sorted(found, key=lambda one: (one.fullest, one.shape))
 
 
 def fewest_nodes(wanted: Asked, stream: Stream) -> int:
-    """The first number of nodes of which a shape is not more than full."""
-    nodes = sum(wanted.least_nodes)
+    """The first number of nodes of which a shape is not more than full, from what each role needs by itself on."""
+    nodes = _needed_at_least(wanted, stream)
     while roomiest(wanted, stream, nodes)[0].fullest > 1:
-        nodes += max(1, int(nodes * GROWTH))
+        nodes = _more(nodes, num_parts(wanted, stream))
     return nodes
+
+
+def _more(nodes: int, parts: int) -> int:
+    """The next number of nodes to try."""
+    return nodes + parts * max(1, int(nodes * GROWTH / parts))
+
+
+def _needed_at_least(wanted: Asked, stream: Stream) -> int:
+    """Nodes without which prefill, decode or storage NICs are more than full, whatever the shape."""
+    plan = Plan(wanted.model, wanted.hardware, 1, 1, stream.mean_turn, wanted.hardware.gpus)
+    turns_per_s = wanted.aps * stream.mean_turns
+    needs = {need: turns_per_s / plan.turns_per_s(need) for need in NEEDS[BOUND_AS[wanted.system]]}
+    parts = num_parts(wanted, stream)
+    least_prefill, least_decode = wanted.least_nodes
+    prefill = max(least_prefill, ceil(max(needs[Resource.PREFILL], needs.get(Resource.PE_SNICS, 0.0)) / parts))
+    decode = max(least_decode, ceil(needs[Resource.DECODE] / parts))
+    both = ceil(2 * needs.get(Resource.ALL_SNICS, 0.0) / parts)  # 1P1D has two
+    return parts * max(prefill + decode, both)
 
 
 def describe_range(node: Hardware) -> dict[str, Any]:
@@ -158,15 +199,18 @@ def _search(wanted: Asked, stream: Stream, seed: int, on_progress: OnProgress) -
             tried.append(_simulated(wanted, stream, found, seed))
         if any(run["met"] for run in tried):
             break
-        nodes += max(1, int(nodes * GROWTH))
+        nodes = _more(nodes, num_parts(wanted, stream))
     return tried
 
 
 def _simulated(wanted: Asked, stream: Stream, found: Candidate, seed: int) -> dict[str, Any]:
-    turns_per_s = wanted.aps * stream.mean_turns
-    duration_s = min(max(SIMULATED_TURNS / turns_per_s, MIN_DURATION_S), MAX_DURATION_S)
-    cluster = wanted.cluster(*found.shape)
-    scenario = steady(cluster, wanted.system, stream, wanted.aps, duration_s, seed, wanted.slo)
+    parts = num_parts(wanted, stream)
+    aps = wanted.aps / parts
+    turns_per_s = aps * stream.mean_turns
+    duration_s = min(max(SIMULATED_TURNS / turns_per_s, MIN_DURATION_S), MAX_DURATION_S, OVERLOAD_TURNS / turns_per_s)
+    prefill, decode = found.shape
+    cluster = wanted.cluster(prefill // parts, decode // parts)
+    scenario = steady(cluster, wanted.system, stream, aps, duration_s, seed, wanted.slo)
     run = simulate(calibrated(scenario, ONLINE))
     verdict = run["verdict"]
     ttft, tpot = verdict["window_ttft_s"]["mean"], stream.token_s(run)

@@ -10,7 +10,6 @@ import typer
 
 from loadgen.conduct import errors
 from loadgen.measure import Slo
-from loadgen.options import SloTpot, SloTtft
 from loadgen.planner_rules import asked, machine
 
 
@@ -28,8 +27,8 @@ def plan(
     workload: Annotated[str, typer.Option()],
     aps: Annotated[float, typer.Option()],
     system: Annotated[str, typer.Option()],
-    slo_ttft: SloTtft = 4.0,
-    slo_tpot: SloTpot = 0.05,
+    slo_ttft: Annotated[float, typer.Option()] = 4.0,
+    slo_tpot: Annotated[float, typer.Option()] = 0.05,
     nodes: Annotated[str | None, typer.Option()] = None,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:

@@ -59,10 +59,18 @@ def asked(
     if not (isfinite(aps) and 0 < aps <= MAX_APS):
         nearest = MAX_APS if aps > MAX_APS else 0.1
         raise ConfigError(f"--aps {aps:g} must be above 0 and at most {MAX_APS:g} agents a second: write {nearest:g}")
+    check_objectives(slo)
     wanted = Asked(profile, hardware, source, aps, system, slo, parse_shape(nodes) if nodes else None)
     check_memory(wanted)
     check_nodes(wanted)
     return wanted
+
+
+def check_objectives(slo: Slo) -> None:
+    usual = Slo()
+    for option, value, say in (("--slo-ttft", slo.ttft_s, usual.ttft_s), ("--slo-tpot", slo.tpot_s, usual.tpot_s)):
+        if not (isfinite(value) and value > 0):
+            raise ConfigError(f"{option} {value:g} must be above 0, in seconds: write, say, {say:g}")
 
 
 def machine(name: str, gpus: int, cnic: str, snic: str, dram: str) -> Hardware:

@@ -13,7 +13,7 @@ from common.perf.bounds import bottleneck_free_range, ratio_limits, shares_when_
 from common.perf.hardware import HARDWARE, Hardware
 from common.perf.units import parse_rate, show_rate
 from loadgen.measure import Slo
-from loadgen.planner import candidate, demand, describe_range, fewest_nodes, roomiest
+from loadgen.planner import candidate, demand, describe_range, fewest_nodes, num_parts, roomiest
 from loadgen.planner_rules import Asked, asked, machine
 from loadgen.steady import get_stream
 
@@ -117,6 +117,25 @@ def test_more_agents_need_more_nodes() -> None:
     assert fullest <= 1
 
 
+@pytest.mark.parametrize("aps", [0.4, 8.8, 100.0])
+def test_a_heavy_load_is_shared_by_equal_clusters(aps: float) -> None:
+    """A run of at least 20 s, of 15,000 turns at most, of 157 an agent: 0.4 agents/s are served by one cluster, 8.8 by
+    one (27,632 turns a run, not twice as many), 100 by 20."""
+    told = wanted(aps=aps)
+    stream = get_stream(told.source, 99_000, 4)
+    parts = num_parts(told, stream)
+    assert parts == {0.4: 1, 8.8: 1, 100.0: 20}[aps]
+    nodes = fewest_nodes(told, stream)
+    assert nodes % parts == 0 and roomiest(told, stream, nodes)[0].fullest <= 1
+    assert all(count % parts == 0 for one in roomiest(told, stream, nodes) for count in one.shape)
+
+
+def test_a_shape_that_is_given_is_divided_only_where_the_model_fits() -> None:
+    stream = get_stream(wanted().source, 99_000, 4)
+    shapes = {"2P4D": 1, "40P80D": 20, "41P80D": 1, "42P84D": 14}
+    assert {name: num_parts(wanted(name, aps=100.0), stream) for name in shapes} == shapes
+
+
 # -- bad input --
 
 
@@ -148,6 +167,8 @@ def test_machines_that_cannot_be(change: dict[str, object], told: str) -> None:
         ({"aps": 0.0}, r"--aps 0 must be above 0 and at most 1000 agents a second: write 0.1"),
         ({"aps": float("nan")}, r"--aps nan must be above 0"),
         ({"aps": 5000.0}, r"write 1000"),
+        ({"slo": Slo(0.0, 0.05)}, r"--slo-ttft 0 must be above 0, in seconds: write, say, 4"),
+        ({"slo": Slo(4.0, float("inf"))}, r"--slo-tpot inf must be above 0, in seconds: write, say, 0.05"),
         ({"nodes": "1P1D"}, r"--nodes 1P1D: ds-660b does not fit: .* 2 prefill and 4 decode .* the nearest is 2P4D"),
         ({"nodes": "8P1D"}, r"the nearest is 8P4D"),
         ({"nodes": "2P"}, r"'2P' is not a shape: write, say, 2P4D"),

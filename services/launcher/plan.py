@@ -56,7 +56,7 @@ def plan_table(plan: dict[str, Any]) -> Table:
 
 def findings(plan: dict[str, Any]) -> list[str]:
     """What the table does not say: the answer, the range, the demand, memory."""
-    return [_answer(plan), _range(plan["range"]), _demand(plan), *_memory(plan)]
+    return [_answer(plan), *_parts(plan), _range(plan["range"]), _demand(plan), *_memory(plan)]
 
 
 def _answer(plan: dict[str, Any]) -> str:
@@ -69,6 +69,12 @@ def _answer(plan: dict[str, Any]) -> str:
         f"best: {best['shape']}, {best['nodes']} nodes, with {objectives}; the first to bind is {best['binds']}"
         f" ({100 * best['fullest']:.0f} % in use)"
     )
+
+
+def _parts(plan: dict[str, Any]) -> list[str]:
+    if plan["parts"] == 1:
+        return []
+    return [f"taken to be {plan['parts']} equal clusters, of which one was simulated with its share of the load"]
 
 
 def _range(told: dict[str, Any]) -> str:
