@@ -13,6 +13,7 @@ from typing import Any
 
 import uvloop
 
+from common.collector import collect_when_calm
 from common.config import LogConfig
 from common.errors import ConfigError
 from common.log import setup_logging
@@ -70,6 +71,8 @@ async def _run(build: Callable[[], Service], ready_fd: int | None, lifeline_fd: 
             return 0
         starting.result()
         gc.freeze()  # collections need not look at what is here to stay: that takes tens of milliseconds
+        if service.calm() is not None:
+            service.spawn(collect_when_calm(lambda: bool(service.calm())), "garbage collector")
         if ready_fd is not None:
             with os.fdopen(ready_fd, "w") as ready:
                 ready.write(json.dumps(service_address(service)) + "\n")

@@ -34,6 +34,8 @@ ONE_WAY, CALL, REPLY, ERROR = b"M", b"C", b"R", b"E"
 HIGH_WATER_MARK = 10_000
 MAX_HANDLER_TASKS = 8_192
 LINGER_MS = 200
+#: Seconds for which messages that are there already may be handled one behind the other before others have a turn.
+BURST_S = 0.005
 
 Handler = Callable[[Any, "Peer"], Any]
 
@@ -270,8 +272,18 @@ class Node:
         self._readers[link or self] = asyncio.create_task(self._reader(socket, link), name=f"read {self.identity}")
 
     async def _reader(self, socket: zmq.asyncio.Socket, link: Link | None) -> None:
+        loop = asyncio.get_running_loop()
+        begun = 0.0
         while True:
-            frames = await socket.recv_multipart()
+            coming = cast("asyncio.Future[list[bytes]]", socket.recv_multipart())
+            if not coming.done():
+                frames = await coming
+                begun = loop.time()
+            else:  # to wait for it would not let go of the loop
+                frames = coming.result()
+                if loop.time() - begun > BURST_S:
+                    await asyncio.sleep(0)
+                    begun = loop.time()
             try:
                 identity = frames.pop(0) if link is None else b""
                 kind, call_id, payload = frames

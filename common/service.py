@@ -91,6 +91,10 @@ class Service:
     def hand_over(self) -> None:
         """The drain has taken too long: give up what is in hand, so that it goes on elsewhere."""
 
+    def calm(self) -> bool | None:
+        """Whether so little is in hand that nobody minds a pause; None: Python's garbage collector may choose."""
+        return None
+
     async def shut(self) -> None:
         """Free everything that open() took. Called once, also after a failed open()."""
 
