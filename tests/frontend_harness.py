@@ -59,6 +59,25 @@ CHAT_TEMPLATE = """\
 """Written so that trim_blocks and lstrip_blocks matter."""
 
 
+TOOLS_TEMPLATE = """\
+{%- if tools %}[tools]
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}Call them as <tool_call>
+{"name": <name>, "arguments": <object>}
+</tool_call>
+{% endif %}
+{%- for message in messages %}
+[{{ message.role }}]{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+{%- if message.content or not loop.first %}{{ '\\n' }}{% endif -%}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}
+{% endfor %}
+{%- if add_generation_prompt %}[assistant]{% endif %}"""
+
+
 def byte_tokenizer() -> Tokenizer:
     """Byte-level: BOS, EOS and a stop token, then one token a byte; a BOS goes in front of a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -89,6 +108,15 @@ def write_model(path: Path) -> Path:
     byte_tokenizer().save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "</s>"}))
     (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return path
+
+
+def write_tools_model(path: Path, limit: int) -> Path:
+    """The same with a context of so many tokens and a template that has the model call tools, as Qwen's does."""
+    write_model(path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": limit}))
+    (path / "chat_template.jinja").write_text(TOOLS_TEMPLATE)
     return path
 
 

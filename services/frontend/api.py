@@ -1,4 +1,6 @@
-"""The routes: OpenAI's completions, chat completions and models; vLLM's tokenize and detokenize; health."""
+"""The routes: OpenAI's completions, chat completions and models; vLLM's tokenize and detokenize; the pages of every
+process, since load generators and balancers look for them here. Where keys are asked for, /metrics is not one of them:
+it tells of everybody's load."""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from common.errors import DualPathError
+from common.health import Page
+from common.pages import Subject, pages
 from services.frontend.client_request import Asked
 from services.frontend.errors import HANDLERS, REQUEST_ID, ApiError
 from services.frontend.generation import asked
@@ -41,13 +44,14 @@ from services.frontend.stream import EventStream, unless_gone
 from services.frontend.tenants import Tenants
 from services.frontend.tokenizer import Tokenizer
 from services.frontend.tool_calls import with_parsed_arguments
+from services.frontend.tool_parser import ToolParser
 
 MAX_BODY_BYTES = 32 << 20
 #: What we take over of a client's X-Request-Id.
 CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-class Cluster(Protocol):
+class Cluster(Subject, Protocol):
     """What the routes need of the front end."""
 
     model: ServedModel
@@ -57,9 +61,6 @@ class Cluster(Protocol):
     @property
     def context_limit(self) -> int:
         """Tokens of prompt and output together that every engine can hold."""
-
-    def not_ready(self) -> DualPathError | None:
-        """Why no request can be served now, or None."""
 
 
 def build_app(cluster: Cluster) -> Starlette:
@@ -79,12 +80,22 @@ def build_app(cluster: Cluster) -> Starlette:
         Route("/openapi.json", api.openapi, methods=["GET"]),
         Route("/health", api.health, methods=["GET"]),
     ]
+    public = ["/live", "/ready"] if cluster.tenants.need_keys else ["/live", "/ready", "/metrics"]
+    routes += [Route(path, _served(page), methods=["GET"]) for path, page in pages(cluster).items() if path in public]
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.router.redirect_slashes = False
     return app
 
 
 Handler = Callable[[Request, Call], Awaitable[Response]]
+
+
+def _served(page: Page) -> Callable[[Request], Awaitable[Response]]:
+    async def serve(request: Request) -> Response:
+        answer = await page()
+        return Response(answer.body, answer.status, media_type=answer.media_type)
+
+    return serve
 
 
 class _Admitted:
@@ -152,7 +163,11 @@ class _Api:
         prompt = await tokenizer.encode(text, add_special_tokens=False, check=self._fits("messages"))
         model, limit = self._model, self._cluster.context_limit
         sequences = asked(body, "messages", [prompt], model, limit, None, call.tenant.salt)
-        choices: list[Choice] = [ChatChoice(index, body, self._token_bytes) for index in range(len(sequences))]
+        wanted = body.tools and body.tool_choice != "none" and self._model.chat_template.calls_in_tags
+        choices: list[Choice] = [
+            ChatChoice(index, body, self._token_bytes, call.request_id, ToolParser() if wanted else None)
+            for index in range(len(sequences))
+        ]
         answer = ChatAnswer(body, call.request_id, int(time.time()), model.name, choices)
         return await self._generate(request, call, body, sequences, answer)
 

@@ -9,6 +9,8 @@ cancels its attempt with the scheduler.
 from __future__ import annotations
 
 import asyncio
+from array import array
+from collections import deque
 from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
 from typing import Protocol
@@ -91,8 +93,11 @@ class ClientRequest:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + self._timeouts.request_s
         self._log = get_logger().bind(request=request_id)
-        self._inbox: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()  # bounded by max_tokens: duplicates stay out
+        self._inbox: deque[tuple[int, Event]] = deque()  # bounded by max_tokens: duplicates stay out
+        self._news: asyncio.Future[None] | None = None  # somebody waits for the inbox
         self._progress: Progress[Token] = Progress(asked.sampling.max_tokens)
+        # numbers, not objects: the garbage collector looks at every object that there is, all at once
+        self._received = array("I")
         self._gap_timer: asyncio.TimerHandle | None = None
         self._running = False  # engines may be at work on this attempt
         self._lost = True  # the next thing to do is to submit an attempt
@@ -151,22 +156,27 @@ class ClientRequest:
 
     # -- for the engines' side --
 
-    def arrived(self, batch: list[Token]) -> None:
-        """Tokens that arrived together."""
-        tokens = [new for token in batch for new in self._progress.add(token.index, token)]
+    def arrived(self, token: Token) -> None:
+        tokens = self._progress.add(token.index, token)
         if tokens:
             self._unqueue()
-            self._note_times(len(self._progress.tokens))
-            self._inbox.put_nowait((self.attempt, tokens))
+            for new in tokens:
+                self._received.append(new.token)
+                self._note_time()
+            last = self._inbox[-1][1] if self._inbox else None
+            if isinstance(last, list):  # what comes together, or faster than the client reads, is told together
+                last += tokens
+            else:
+                self._put(tokens)
         self._settle()
 
-    def _note_times(self, count: int) -> None:
-        """There are so many tokens now."""
+    def _note_time(self) -> None:
+        """Of the token that came last."""
         now, times = self._loop.time(), self.token_times
-        if not times:
-            times.append(now)
-        if count > 1:
-            times[1:] = [times[1] if len(times) > 1 else now, now]
+        if len(times) == 3:
+            times[2] = now
+        else:
+            times += [now, now] if times else [now]
 
     def prefill_started(self, msg: PrefillStarted) -> None:
         if self._started is None:
@@ -191,31 +201,36 @@ class ClientRequest:
         self.failed(error)
 
     def failed(self, error: DualPathError) -> None:
-        self._inbox.put_nowait((self.attempt, error))
+        self._put(error)
+
+    def _put(self, event: Event) -> None:
+        self._inbox.append((self.attempt, event))
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     def _settle(self) -> None:
         """After news of the running attempt: has it ended, or is something missing?"""
         if not self._running:
             return
-        if self._progress.complete and self._reason is not None:
+        if self._reason is not None and self._progress.complete:
             self._running = False
-            self._inbox.put_nowait((self.attempt, self._reason))
+            self._put(self._reason)
         elif self._gap_timer is None:
             self._watch_gap()
 
     def _watch_gap(self) -> None:
         if (missing := self._missing()) is not None:
             what, patience = missing
-            seen = (self.attempt, len(self._progress.tokens), what)
+            seen = (self.attempt, len(self._received), what)
             self._gap_timer = self._loop.call_later(patience, self._gap_expired, seen)
 
     def _missing(self) -> tuple[str, float] | None:
         """What is late, though not for long as yet, and how long it may be; None: nothing is."""
-        tokens, timeouts = self._progress.tokens, self._timeouts
+        tokens, timeouts = self._received, self._timeouts
         if self._progress.gap:
             # the first token comes from another engine than the rest, so it may be overtaken; but not by much
             return f"token {len(tokens)}", timeouts.call_s
-        last = len(tokens) >= self._sampling.max_tokens or (tokens and tokens[-1].token in self._stop_ids)
+        last = len(tokens) >= self._sampling.max_tokens or (len(tokens) > 0 and tokens[-1] in self._stop_ids)
         if last and self._ended_already() is not None:
             # the engine announces its blocks first
             return f"the end after token {len(tokens) - 1}", timeouts.store_s + 2 * timeouts.call_s
@@ -227,7 +242,7 @@ class ClientRequest:
         if missing is None:
             return
         what, patience = missing
-        if seen != (self.attempt, len(self._progress.tokens), what):
+        if seen != (self.attempt, len(self._received), what):
             self._watch_gap()  # another gap than the one that was seen
             return
         self.failed(DualPathError(ErrorCode.TRANSFER_FAILED, f"{what} did not arrive within {patience:g} s"))
@@ -253,8 +268,7 @@ class ClientRequest:
         if self.attempt == 0:
             self.submitted_at = self._loop.time()
         self._progress.restart()
-        received = self._progress.tokens
-        prompt = self._asked.prompt + pack_tokens(token.token for token in received)
+        prompt = self._asked.prompt + pack_tokens(self._received)
         request = Request(
             request_id=self.request_id,
             attempt=self.attempt,
@@ -262,7 +276,7 @@ class ClientRequest:
             prompt=prompt,
             keys=await self._block_keys(prompt),
             sampling=self._sampling,
-            num_generated=len(received),
+            num_generated=len(self._received),
             hit_tokens=self._asked.hit_tokens,
             salt=self._asked.salt,
         )
@@ -278,13 +292,13 @@ class ClientRequest:
         """All tokens are there, though nobody has said that it is the end."""
         reason = self._ended_already()
         if reason is not None:
-            self._inbox.put_nowait((self.attempt, reason))
+            self._put(reason)
         return reason is not None
 
     def _ended_already(self) -> FinishReason | None:
-        if self.attempt < 0 or not (tokens := self._progress.tokens):
+        if self.attempt < 0 or not self._received:
             return None
-        return finish_reason(tokens[-1].token, len(tokens), self._sampling, self._home.eos_ids)
+        return finish_reason(self._received[-1], len(self._received), self._sampling, self._home.eos_ids)
 
     async def _block_keys(self, prompt: bytes) -> bytes:
         manifest = self._home.manifest
@@ -302,7 +316,7 @@ class ClientRequest:
             return False
         self._pause_s = REFUSED_PAUSE_S if error.code in REFUSALS else 0.0
         self._home.retries.labels(error.code.value).inc()
-        self._log.info("attempt lost", attempt=self.attempt, received=len(self._progress.tokens), error=str(error))
+        self._log.info("attempt lost", attempt=self.attempt, received=len(self._received), error=str(error))
         self._lost = True
         return True
 
@@ -322,7 +336,10 @@ class ClientRequest:
 
     async def _next_event(self) -> Event:
         while True:
-            attempt, event = await self._inbox.get()
+            while not self._inbox:
+                self._news = self._loop.create_future()
+                await self._news
+            attempt, event = self._inbox.popleft()
             if attempt == self.attempt or isinstance(event, list):  # tokens in order count, whatever their attempt
                 return event
 
@@ -338,7 +355,7 @@ class ClientRequest:
         text = ""
         for position, token in enumerate(event, 1):
             self._num_sent += 1
-            if self._ends(token.token):
+            if token.token in self._stop_ids and self._ends(token.token):
                 continue
             text += self._text.push(token.token)
             if self._text.stopped:
@@ -347,6 +364,4 @@ class ClientRequest:
 
     def _ends(self, token: int) -> bool:
         """True for the end-of-sequence or stop token itself, which is no text."""
-        if token not in self._stop_ids:
-            return False
         return finish_reason(token, self._num_sent, self._sampling, self._home.eos_ids) is FinishReason.STOP

@@ -114,6 +114,8 @@ class StopStrings:
 
     def push(self, text: str, armed: bool = True) -> str:
         """The text that is certain to be shown. Not armed: no stop string may begin in this text."""
+        if not self._stops:
+            return text
         text = self._held + text
         self._held = ""
         if not armed:

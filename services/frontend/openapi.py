@@ -1,4 +1,5 @@
-"""The OpenAPI document of the routes, out of the models that parse requests, for people and for tools that test."""
+"""The OpenAPI document of the routes, out of the models that parse requests, for people and for tools that test. The
+pages for operators (common.pages) are not in it."""
 
 from __future__ import annotations
 
@@ -38,9 +39,12 @@ def _answer(choice: dict[str, Any], kind: str) -> dict[str, Any]:
     )
 
 
-_REASON = _or_null({"enum": ["stop", "length"]})
+_REASON = _or_null({"enum": ["stop", "length", "tool_calls"]})
 _CHOICE = {"index": _INTEGER, "logprobs": _or_null({"type": "object"}), "finish_reason": _REASON}
-_MESSAGE = _object(role={"const": "assistant"}, content=_STRING)
+_FUNCTION = _object(name=_STRING, arguments=_STRING)
+_CALL = _object(id=_STRING, type={"const": "function"}, function=_FUNCTION)
+_MESSAGE = _object(role={"const": "assistant"}, content=_or_null(_STRING))
+_MESSAGE["properties"]["tool_calls"] = _array(_CALL)
 _MODEL = _object(id=_STRING, object={"const": "model"}, created=_INTEGER, owned_by=_STRING, max_model_len=_INTEGER)
 ANSWERS: dict[str, dict[str, Any]] = {
     "Error": _object(error=_object(message=_STRING, type=_STRING, param=_or_null(_STRING), code=_or_null(_STRING))),

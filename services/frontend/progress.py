@@ -8,11 +8,11 @@ T = TypeVar("T")
 
 
 class Progress(Generic[T]):
-    """Which tokens are there, which are missing, whether that is all. max_tokens: no index is beyond it. T: a token,
-    with whatever comes with it."""
+    """How many tokens are there, which are missing, whether that is all. max_tokens: no index is beyond it. T: a token,
+    with whatever comes with it; it is kept only until it is next in order."""
 
     def __init__(self, max_tokens: int) -> None:
-        self.tokens: list[T] = []
+        self.count = 0
         self._max_tokens = max_tokens
         self._early: dict[int, T] = {}
         self._total: int | None = None
@@ -24,16 +24,17 @@ class Progress(Generic[T]):
 
     def add(self, index: int, token: T) -> list[T]:
         """The tokens that are now next in order: none for a duplicate, or while an earlier one is missing."""
-        start = len(self.tokens)
-        if not start <= index < self._max_tokens:
+        if not self.count <= index < self._max_tokens:
             return []
-        if index == start and not self._early:  # nearly always
-            self.tokens.append(token)
+        if index == self.count and not self._early:  # nearly always
+            self.count += 1
             return [token]
         self._early.setdefault(index, token)
-        while len(self.tokens) in self._early:
-            self.tokens.append(self._early.pop(len(self.tokens)))
-        return self.tokens[start:]
+        ready = []
+        while self.count in self._early:
+            ready.append(self._early.pop(self.count))
+            self.count += 1
+        return ready
 
     def finish(self, total: int) -> None:
         """The engine says that the output has so many tokens."""
@@ -41,9 +42,9 @@ class Progress(Generic[T]):
 
     @property
     def complete(self) -> bool:
-        return self._total == len(self.tokens) and not self._early
+        return self._total == self.count and not self._early
 
     @property
     def gap(self) -> bool:
         """True while something is known to be missing, or more is there than the engine says."""
-        return bool(self._early) or self._total not in (None, len(self.tokens))
+        return bool(self._early) or self._total not in (None, self.count)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 
 from common.config import Config
 from common.errors import DualPathError, ErrorCode
-from common.messages import Finished, PrefillStarted, RequestFailed, Token, Tokens
+from common.messages import Finished, PrefillStarted, RequestFailed, Tokens
 from common.metrics import Metrics
 from common.model import Manifest
 from common.rpc import Node, Peer
@@ -144,12 +144,15 @@ class Requests:
         return request
 
     def _on_tokens(self, msg: Tokens, peer: Peer) -> None:
-        batches: dict[tuple[str, int], list[Token]] = {}
+        stale = False
         for token in msg.tokens:
-            batches.setdefault((token.request_id, token.attempt), []).append(token)
-        for (request_id, attempt), batch in batches.items():
-            if request := self._find(request_id, attempt, Tokens):
-                request.arrived(batch)
+            request = self._running.get(token.request_id)
+            if request is not None and request.attempt == token.attempt:
+                request.arrived(token)
+            else:
+                stale = True
+        if stale:
+            self._stale.labels(Tokens.__name__).inc()
 
     def _on_prefill_started(self, msg: PrefillStarted, peer: Peer) -> None:
         if request := self._find(msg.request_id, msg.attempt, PrefillStarted):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from hashlib import blake2b
 from typing import Any
 
+from common.types import FinishReason
 from services.frontend.logprobs import CompletionLogprobs, TokenBytes, chat_logprobs
-from services.frontend.schema import GenerationRequest
+from services.frontend.schema import ChatRequest, GenerationRequest
+from services.frontend.tool_parser import ToolCall, ToolParser
 from services.frontend.updates import Update, Usage
 
 Json = dict[str, Any]
@@ -42,9 +45,11 @@ class Choice:
 
     def _body(self, content: Json, update: Update) -> Json:
         logprobs = self._logprobs(update) if self._with_logprobs and update.tokens else None
-        reason = update.finish_reason
-        body = {"index": self._index, **content, "logprobs": logprobs, "finish_reason": reason and reason.value}
+        body = {"index": self._index, **content, "logprobs": logprobs, "finish_reason": self._reason(update)}
         return body | {"token_ids": update.token_ids} if self._token_ids else body
+
+    def _reason(self, update: Update) -> str | None:
+        return update.finish_reason and update.finish_reason.value
 
     def _delta(self, update: Update) -> Json:
         raise NotImplementedError
@@ -75,21 +80,62 @@ class CompletionChoice(Choice):
 
 
 class ChatChoice(Choice):
-    """The text is the content of an assistant's message; the first chunk says so."""
+    """The text is the content of an assistant's message, less the tool calls in it; the first chunk says so.
 
-    def __init__(self, index: int, request: GenerationRequest, token_bytes: TokenBytes) -> None:
+    request_id: of the call; ids of tool calls follow from it. tools: finds the calls; None: there are none to find.
+    """
+
+    def __init__(
+        self, index: int, request: ChatRequest, token_bytes: TokenBytes, request_id: str, tools: ToolParser | None
+    ) -> None:
         super().__init__(index, request)
         self._token_bytes = token_bytes
+        self._request_id = request_id
+        self._tools = tools
+        self._only_one = request.parallel_tool_calls is False
+        self._num_calls = 0
         self._begun = False
 
     def _delta(self, update: Update) -> Json:
-        if not self._begun:
-            self._begun = True
-            return {"delta": {"role": "assistant", "content": update.text}}
-        return {"delta": {"content": update.text} if update.text else {}}
+        content, calls = self._parts(update)
+        delta: Json = {} if self._begun else {"role": "assistant", "content": ""}
+        self._begun = True
+        if content:
+            delta["content"] = content
+        if calls:
+            delta["tool_calls"] = [{"index": number, **call} for number, call in calls]
+        return {"delta": delta}
 
     def _content(self, update: Update) -> Json:
-        return {"message": {"role": "assistant", "content": update.text}}
+        content, calls = self._parts(update)
+        message: Json = {"role": "assistant", "content": content}
+        if calls:
+            message |= {"content": content or None, "tool_calls": [call for _, call in calls]}
+        return {"message": message}
+
+    def _reason(self, update: Update) -> str | None:
+        if update.finish_reason is FinishReason.STOP and self._num_calls:
+            return "tool_calls"
+        return super()._reason(update)
+
+    def _parts(self, update: Update) -> tuple[str, list[tuple[int, Json]]]:
+        """Content, and calls by their number in the answer."""
+        if self._tools is None:
+            return update.text, []
+        content, found = self._tools.push(update.text)
+        if update.finish_reason is not None:
+            rest, last = self._tools.finish()
+            content, found = content + rest, found + last
+        if self._only_one:
+            found = found[: 1 - self._num_calls]
+        first = self._num_calls
+        self._num_calls += len(found)
+        return content, [(number, self._call(number, call)) for number, call in enumerate(found, first)]
+
+    def _call(self, number: int, call: ToolCall) -> Json:
+        name = f"{self._request_id}/{self._index}/{number}"
+        identity = f"call_{blake2b(name.encode(), digest_size=12).hexdigest()}"
+        return {"id": identity, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
     def _logprobs(self, update: Update) -> Json:
         return chat_logprobs(update.tokens, self._token_bytes)

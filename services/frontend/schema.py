@@ -7,7 +7,7 @@ asked for is worse than none.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -29,8 +29,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "min_p": (0,),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "tool_choice": ("auto", "none"),
-    "parallel_tool_calls": (True, False),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
@@ -104,10 +102,17 @@ class Message(_Model):
 
 
 class ChatRequest(GenerationRequest):
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions.
+
+    tools: for the chat template. Calls in the output are told apart from content unless tool_choice is "none"; the
+    model is not forced to any ("required", or one by name). parallel_tool_calls false: after the first one they are
+    left out.
+    """
 
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 

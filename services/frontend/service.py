@@ -18,6 +18,8 @@ from services.frontend.server import HttpServer
 from services.frontend.tenants import Tenants, load_tenants
 
 ENGINE_ROLES = (Role.PREFILL, Role.DECODE)
+#: Requests in hand whose objects the garbage collector looks at within a few milliseconds.
+CALM_REQUESTS = 16
 
 
 class Frontend(Service):
@@ -66,6 +68,9 @@ class Frontend(Service):
 
     async def drain(self) -> None:
         await self.requests.drain()
+
+    def calm(self) -> bool:
+        return len(self.requests) <= CALM_REQUESTS
 
     async def shut(self) -> None:
         if hasattr(self, "requests"):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from common.errors import DualPathError, ErrorCode
 from common.log import get_logger
@@ -56,22 +56,23 @@ class EventStream(Response):
             index, update = self._first
             while True:
                 usage = generation.usage if answer.continuous_usage else None
-                await self._send_event(send, sse(answer.chunk(index, update, usage)))
+                await send(_body(sse(answer.chunk(index, update, usage))))
                 if generation.ended:
                     break
                 index, update = await generation.next_update()
             if answer.include_usage:
-                await self._send_event(send, sse(answer.usage_chunk(generation.usage)))
-            await self._send_event(send, DONE)
+                await send(_body(sse(answer.usage_chunk(generation.usage))))
+            await send(_body(DONE))
         except DualPathError as error:
-            await self._send_event(send, sse(failure_body(error)))
+            await send(_body(sse(failure_body(error))))
         except Exception as error:
             get_logger().error("stream failed", request=self._request_id, exc_info=error)
-            await self._send_event(send, sse(failure_body(DualPathError(ErrorCode.INTERNAL, "internal error"))))
+            await send(_body(sse(failure_body(DualPathError(ErrorCode.INTERNAL, "internal error")))))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_event(self, send: Send, event: bytes) -> None:
-        await send({"type": "http.response.body", "body": event, "more_body": True})
+
+def _body(event: bytes) -> Message:
+    return {"type": "http.response.body", "body": event, "more_body": True}
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -53,9 +53,13 @@ class Tenants:
     def __init__(self, by_digest: dict[bytes, Tenant] | None = None) -> None:
         self._by_digest = by_digest or {}
 
+    @property
+    def need_keys(self) -> bool:
+        return bool(self._by_digest)
+
     def find(self, authorization: str | None) -> Tenant:
         """The tenant of an Authorization header. ApiError 401 for a key that is missing or unknown."""
-        if not self._by_digest:
+        if not self.need_keys:
             return EVERYBODY
         scheme, _, key = (authorization or "").partition(" ")
         tenant = self._by_digest.get(_digest(key.strip())) if scheme.lower() == "bearer" else None

@@ -1,4 +1,4 @@
-"""Tool calls in a chat's messages, as chat templates want them. Pure."""
+"""Tool calls in a chat's messages, as chat templates want them (those in the output: tool_parser). Pure."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,6 @@ from common.errors import ConfigError, DualPathError, ErrorCode
 from common.types import Role
 from services.frontend.service import Frontend
 from tests.frontend_harness import Served, encode, expect_error, serve, text_of, write_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("frontend") / "tiny")
-
-
-@pytest.fixture
-async def served(model: Path) -> AsyncIterator[Served]:
-    async with serve(model) as served:
-        yield served
 
 
 async def test_a_defect_is_a_500_without_details(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.errors import ErrorCode
-from tests.frontend_harness import BOS, Attempt, Served, encode, events_of, expect_error, serve, write_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("frontend") / "tiny")
-
-
-@pytest.fixture
-async def served(model: Path) -> AsyncIterator[Served]:
-    async with serve(model) as served:
-        yield served
+from tests.frontend_harness import BOS, Attempt, Served, encode, events_of, expect_error, serve
 
 
 async def repeats(attempt: Attempt) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,9 @@ from tokenizers import Tokenizer, decoders, models
 from common.errors import ErrorCode
 from common.types import FinishReason
 from services.frontend.tokenizer import Tokenizer as ServedTokenizer
-from tests.frontend_harness import EOS, Attempt, Served, byte_tokenizer, encode, events_of, serve, write_model
+from tests.frontend_harness import EOS, Attempt, Served, byte_tokenizer, encode, events_of
 
 TEXT = "aé😀b"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("frontend") / "tiny")
-
-
-@pytest.fixture
-async def served(model: Path) -> AsyncIterator[Served]:
-    async with serve(model) as served:
-        yield served
 
 
 def joined(events: list[Any]) -> dict[str, list[Any]]:

@@ -72,7 +72,7 @@ async def test_a_streamed_completion(served: Served, client: Any) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == TEXT
     assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == len(encode(TEXT))
     counts = [chunk.usage.completion_tokens for chunk in chunks]
-    assert counts == sorted(counts) and counts[0] == 1
+    assert counts == sorted(counts) and counts[0] > 0
 
 
 async def test_a_chat(served: Served, client: Any) -> None:

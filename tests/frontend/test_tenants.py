@@ -13,7 +13,7 @@ import pytest
 from common.blocks.hashing import prefix_keys, salted
 from common.errors import ConfigError
 from services.frontend.tenants import EVERYBODY, load_tenants
-from tests.frontend_harness import Attempt, Served, expect_error, expected_keys, serve, write_model
+from tests.frontend_harness import Attempt, Served, expect_error, expected_keys, serve
 
 KEY_A, KEY_B, KEY_C = "sk-of-a", "sk-of-b", "sk-of-c"
 FILE = f"""\
@@ -27,11 +27,6 @@ keys = ["{KEY_C}"]
 max_pending = 2
 """
 PROMPT = [7] * 130
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("frontend") / "tiny")
 
 
 @pytest.fixture
@@ -56,7 +51,8 @@ async def test_a_wrong_key_is_refused_everywhere(served: Served, authorization: 
         expect_error(answer, None, "API key", status=401)
         assert answer.headers["www-authenticate"] == "Bearer" and answer.json()["error"]["code"] == "invalid_api_key"
     assert {answer.headers["x-request-id"] for answer in answers[:4]} == {"mine"}
-    assert (await served.http.get("/health")).status_code == 200
+    for path, status in (("/health", 200), ("/live", 200), ("/ready", 200), ("/metrics", 404)):
+        assert (await served.http.get(path)).status_code == status
     assert served.cluster.requests == [] and len(served.frontend.requests) == 0
 
 

@@ -105,6 +105,8 @@ async def test_bad_completions_are_refused_and_nothing_is_dispatched(
         ({"messages": [{"role": "martian", "content": "x"}]}, "messages", ["unknown role martian"]),
         ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages", ["limited to 256"]),
         ({"tools": "none"}, "tools", ["valid array"]),
+        ({"tool_choice": "some"}, "tool_choice", ["'auto' or 'none'", 'got "some"']),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", ["valid boolean"]),
         ({"top_logprobs": 3}, "top_logprobs", ["logprobs is true"]),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", ["less than or equal to 20"]),
         ({"logprobs": 1}, "logprobs", ["valid boolean"]),
@@ -145,7 +147,7 @@ async def test_a_body_over_the_limit_is_refused(served: Served) -> None:
 
 
 async def test_unknown_paths_and_methods(served: Served) -> None:
-    for path in ("/", "/v1", "/v1/completions/", "/v1/embeddings", "/docs", "/metrics"):
+    for path in ("/", "/v1", "/v1/completions/", "/v1/embeddings", "/docs"):
         expect_error(await served.http.post(path, json={}), None, path, status=404)
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
         response = await served.http.get(path)

@@ -49,7 +49,8 @@ def body_of(max_tokens: int) -> dict[str, Any]:
 async def test_a_front_end_that_stands_still_misses_no_frame(
     front_end: tuple[FakeCluster, str, psutil.Process],
 ) -> None:
-    """5,000 frames of one token arrive while it is stopped: all are there afterwards, in order, in one attempt."""
+    """5,000 frames of one token arrive while it is stopped: all are there afterwards, in order, in one attempt; the
+    client is told together what came together."""
     cluster, url, process = front_end
     letters = encode("abcdefghij")
 
@@ -74,6 +75,7 @@ async def test_a_front_end_that_stands_still_misses_no_frame(
     assert tokens == [letters[index % 10] for index in range(FRAMES)]
     assert usage["usage"]["completion_tokens"] == FRAMES
     assert len(cluster.requests) == 1
+    assert len(chunks) < FRAMES / 2
 
 
 async def test_a_client_that_does_not_read_holds_up_nobody(

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from common.errors import ErrorCode
-from tests.frontend_harness import Attempt, Script, Served, encode, serve, write_model
+from tests.frontend_harness import Attempt, Script, Served, encode
 
 IDS = encode("abc")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("frontend") / "tiny")
-
-
-@pytest.fixture
-async def served(model: Path) -> AsyncIterator[Served]:
-    async with serve(model) as served:
-        yield served
 
 
 def reports(*parts_s: float, after_s: float = 0.0) -> Script:

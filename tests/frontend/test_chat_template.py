@@ -64,6 +64,7 @@ def test_where_the_template_comes_from(tmp_path: Path) -> None:
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<s>"}}))
     template = read_chat_template(tmp_path)
     assert template is not None and template.render(MESSAGES) == "<s>named"
+    assert template.render(MESSAGES, TOOLS) == "tool" and not template.calls_in_tags
     (tmp_path / "chat_template.jinja").write_text("file")
     template = read_chat_template(tmp_path)
     assert template is not None and template.render(MESSAGES) == "file"
