@@ -29,8 +29,8 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     """A container with these files and names; returns how to write its configuration."""
     monkeypatch.setattr(entry, "CONFIG", tmp_path / "dualpath.toml")
     monkeypatch.setattr(entry, "SERVED", tmp_path / "served.toml")
-    monkeypatch.setattr(entry, "GIVEN", tmp_path / "addresses")
-    monkeypatch.setattr(health, "GIVEN", tmp_path / "addresses")
+    monkeypatch.setattr(entry, "GIVEN", str(tmp_path / "addresses"))
+    monkeypatch.setattr(health, "GIVEN", str(tmp_path / "addresses"))
     monkeypatch.setattr(entry, "own_address", OWN.__getitem__)
 
     def configure(text: str) -> None:
@@ -118,9 +118,9 @@ def test_rate_that_no_packet_queue_holds() -> None:
 
 
 def test_device_of_an_address() -> None:
-    assert addresses.device_of("127.0.0.1") == "lo"
+    assert shaping.device_of("127.0.0.1") == "lo"
     with pytest.raises(ConfigError, match=ELSEWHERE):
-        addresses.device_of(ELSEWHERE)
+        shaping.device_of(ELSEWHERE)
 
 
 @pytest.mark.parametrize(("status", "expected"), [(200, 0), (503, 1)])
@@ -151,7 +151,7 @@ def test_health_without_a_process(container: Callable[[str], None], monkeypatch:
 def test_a_lost_address_ends_the_process(container: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *given: ended.append(given))
-    health.GIVEN.write_text(f"127.0.0.1\n{ELSEWHERE}")
+    Path(health.GIVEN).write_text(f"127.0.0.1\n{ELSEWHERE}")
     assert health.main() == 1
     assert ended == [(1, signal.SIGTERM)]
 

@@ -16,9 +16,9 @@ from common.config_layers import ENV_PREFIX
 from common.errors import ConfigError
 from common.perf.units import parse_rate
 from common.types import Role
-from compose.container.addresses import device_of, own_address
+from compose.container.addresses import own_address
 from compose.container.health import GIVEN
-from compose.container.shaping import shape_nic
+from compose.container.shaping import device_of, shape_nic
 from compose.fabric.layout import NICS, Nic
 
 CONFIG = Path("/etc/dualpath/dualpath.toml")
@@ -53,7 +53,7 @@ def prepare(arguments: list[str], environment: dict[str, str]) -> tuple[list[str
     for nic, address in addresses.items():
         if text := environment.get(f"{nic.upper()}_RATE"):
             shape_nic(device_of(address), nic, int(parse_rate(f"{nic.upper()}_RATE", text)))
-    GIVEN.write_text("\n".join(addresses.values()))
+    Path(GIVEN).write_text("\n".join(addresses.values()))
     settings = settings_of(Role(task), addresses, config)
     if task != Role.SCHEDULER and not names_model(config):
         settings |= served()

@@ -7,9 +7,7 @@ neither subnets nor the order of interfaces has to be fixed, and containers of a
 
 from __future__ import annotations
 
-import json
 import socket
-import subprocess
 
 from common.errors import ConfigError
 
@@ -37,12 +35,3 @@ def is_own(address: str) -> bool:
         except OSError:
             return False
     return True
-
-
-def device_of(address: str) -> str:
-    """The interface with this address. ConfigError if there is none."""
-    shown = subprocess.run(["ip", "-json", "-4", "address"], stdout=subprocess.PIPE, check=True, text=True).stdout
-    for interface in json.loads(shown):
-        if any(info.get("local") == address for info in interface["addr_info"]):
-            return str(interface["ifname"])
-    raise ConfigError(f"no interface has the address {address}")

@@ -7,12 +7,12 @@ ip get CAP_NET_ADMIN, if the container has it, from a copy of setpriv that the i
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator, Sequence
 
 from common.errors import ConfigError
 from compose.fabric import Nic
-from compose.fabric.layout import NICS
 from compose.fabric.shaping import classify, segment_bytes, shape
 
 WITH_NET_ADMIN = "with-net-admin"
@@ -54,6 +54,15 @@ def shape_nic(device: str, nic: Nic, rate: int) -> None:
     _batch("tc", nic, [*queues(device, nic, rate)])
 
 
+def device_of(address: str) -> str:
+    """The interface with this address. ConfigError if there is none."""
+    shown = subprocess.run(["ip", "-json", "-4", "address"], stdout=subprocess.PIPE, check=True, text=True).stdout
+    for interface in json.loads(shown):
+        if any(info.get("local") == address for info in interface["addr_info"]):
+            return str(interface["ifname"])
+    raise ConfigError(f"no interface has the address {address}")
+
+
 def _batch(tool: str, nic: Nic, lines: Sequence[str]) -> None:
     command = [WITH_NET_ADMIN, "--inh-caps=+net_admin", "--ambient-caps=+net_admin", tool, "-batch", "-"]
     try:
@@ -68,6 +77,3 @@ def _batch(tool: str, nic: Nic, lines: Sequence[str]) -> None:
         f"{nic.upper()}_RATE: {tool} cannot shape this container's NIC ({said}); it needs the capability NET_ADMIN and "
         f"a kernel with htb, ifb and u32; DUALPATH_NETWORK__{nic.upper()}_RATE paces it in user space instead"
     )
-
-
-__all__ = ["NICS", "links", "queues", "shape_nic"]
