@@ -6,6 +6,8 @@ import asyncio
 import os
 import re
 import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import psutil
@@ -17,6 +19,7 @@ from common.faults import Faults
 from common.metrics import Metrics
 from common.transport.base import Batch, Intent, make_runs
 from common.transport.classes import CLASS_OF_INTENT, COLLECTIVE, TRAFFIC_CLASSES, mark
+from common.transport.loopback import do_not_pace_loopback
 from common.transport.memory import Memory
 from common.transport.region import RegionDescriptor
 from common.transport.select import open_transport
@@ -120,14 +123,47 @@ def test_both_directions_of_a_stream_ride_in_the_class_of_the_intent() -> None:
             source, _ = writer.region(SIZE)
             target, _ = peer.region(SIZE)
             await asyncio.gather(*(done(writer.copy(source, target, intent)) for intent in Intent))
-            seen, port = [], int(target.address.rpartition(":")[2])
-            for connection in psutil.Process().net_connections("tcp"):
-                if connection.raddr and port in (connection.laddr.port, connection.raddr.port):
-                    with socket.socket(fileno=os.dup(connection.fd)) as sock:
-                        seen.append(sock.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) >> 2)
+            with sockets(target) as both:
+                seen = [sock.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) >> 2 for sock in both]
             assert sorted(seen) == [8, 8, 8, 8, 46, 46]
 
     run("uvloop", scenario())
+
+
+@contextmanager
+def sockets(target: RegionDescriptor) -> Iterator[list[socket.socket]]:
+    """Both ends of every connection to the region's listener."""
+    port = int(target.address.rpartition(":")[2])
+    with ExitStack() as opened:
+        yield [
+            opened.enter_context(socket.socket(fileno=os.dup(connection.fd)))
+            for connection in psutil.Process().net_connections("tcp")
+            if connection.raddr and port in (connection.laddr.port, connection.raddr.port)
+        ]
+
+
+def congestion_control(sock: socket.socket) -> bytes:
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_nothing_is_paced_on_a_loopback(host: str) -> None:
+    async def scenario() -> None:
+        async with pair("tcp", host=host) as (writer, peer):
+            source, _ = writer.region(SIZE)
+            target, _ = peer.region(SIZE)
+            await writer.copy(source, target)
+            with sockets(target) as both:
+                assert [congestion_control(sock) for sock in both] == [b"reno", b"reno"]
+
+    run("uvloop", scenario())
+
+
+def test_elsewhere_the_systems_congestion_control_is_left_alone() -> None:
+    with socket.socket() as sock:
+        chosen = congestion_control(sock)
+        do_not_pace_loopback(sock, "192.0.2.1")
+        assert congestion_control(sock) == chosen
 
 
 def test_zero_length_runs_do_not_travel() -> None:

@@ -135,7 +135,7 @@ class MemoryFrame:
         views = self._body.slices(self._memory)
         for view in views:
             self._digest.update(view)
-            self._body.advance(len(view))
+        self._body.advance(sum(map(len, views)))
         self._next += views
         if not self._body.remaining:
             self._next.append(self._flow.seal(self._digest.intdigest()))
