@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from loadgen.paper.calibration import CALIBRATIONS, DEFAULT, Calibration
 from loadgen.paper.exhibit import Exhibit, Row, heldout_errors, ratios, unexplained
@@ -10,8 +13,10 @@ from loadgen.paper.figure3 import figure3
 from loadgen.paper.fitting import RUNS, TOLERANCE, solve
 from loadgen.paper.online import largest_rate, working_set_bytes
 from loadgen.paper.published import PUBLISHED, Role
+from loadgen.paper.scale import rate_at
 from loadgen.paper.table1 import MODELS, cache_to_compute, table1
 from loadgen.paper.table2 import table2
+from loadgen.paper.tables import print_calibration
 
 
 def value(exhibit: Exhibit, name: str) -> float:
@@ -103,6 +108,18 @@ def test_the_search_finds_the_largest_rate(capacity: float) -> None:
     assert largest_rate(0.2, lambda aps: False) is None
 
 
+@pytest.mark.parametrize("rate", [0.35, 0.399, 0.4, 0.41, 0.48])
+def test_a_rate_of_like_latency_is_interpolated(rate: float) -> None:
+    measured = []
+
+    def measure(aps: float) -> float:
+        measured.append(aps)
+        return float(1.7 * (aps / rate) ** 6)
+
+    assert rate_at(1.7, 0.4, measure) == pytest.approx(rate) and len(measured) <= 5
+    assert rate_at(1.7, 0.4, lambda aps: 5.0) is None
+
+
 @pytest.mark.parametrize("power", [-2.0, -0.5, 0.3, 1.0])
 def test_a_constant_is_found_by_secants(power: float) -> None:
     measured = []
@@ -114,3 +131,14 @@ def test_a_constant_is_found_by_secants(power: float) -> None:
     found = solve(1.0, 14.0, measure)
     assert 10 * found**power + 1 == pytest.approx(14, rel=TOLERANCE) and len(measured) <= RUNS
     assert solve(2.0, 14.0, lambda x: 14.0) == 2.0
+
+
+def test_what_was_fitted_is_printed_beside_what_it_was() -> None:
+    console = Console(width=160, record=True, file=StringIO())
+    print_calibration(console)
+    text = console.export_text()
+    for calibration in CALIBRATIONS.values():
+        for name, values in calibration.describe()["constants"].items():
+            [line] = [line for line in text.splitlines() if calibration.name in line and f" {name} " in line]
+            assert f"{values['fitted']:.4g}" in line and calibration.fitted_to[0] in line
+    assert " - " in text, "reserve_bytes has no default"

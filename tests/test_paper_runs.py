@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from common.perf.compute import ComputeModel
+from common.perf.hardware import get_hardware
 from loadgen.cli import app
 from loadgen.load import Offline, Online
 from loadgen.paper.calibration import OFFLINE, ONLINE, batch_tokens
@@ -84,10 +86,12 @@ def test_each_kind_of_load_has_its_calibration_and_every_system_the_same() -> No
     runner = Runner(TINY)
     basic, dualpath = (runner._scenario(replace(SMALL, system=s), stream(SMALL)) for s in ("basic", "dualpath"))
     assert basic.cluster == dualpath.cluster and basic.overheads == dualpath.overheads == OFFLINE.overheads
-    # without a quota, a fixed budget: as many new tokens as the quota admits of mean turns
+    # without a quota, a fixed budget: as many new tokens as the quota admits of mean turns on the default hardware
     turn = basic.mean_turn
-    quota_turns = 0.3 / basic.cluster.scaling.compute.prefill_attention_s(turn.hit, turn.miss)
+    quota_turns = 0.3 / ComputeModel(basic.cluster.model, get_hardware("h800")).prefill_attention_s(turn.hit, turn.miss)
     assert basic.batch_tokens == batch_tokens(basic.cluster, turn) == int(quota_turns * turn.miss)
+    online_basic = runner._scenario(replace(online, system="basic"), stream(online))
+    assert online_basic.batch_tokens == basic.batch_tokens, "fixed, under every calibration"
     assert dualpath.batch_tokens == BATCH_TOKENS
 
 
@@ -106,6 +110,7 @@ def test_the_command_writes_what_the_report_shows(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["paper", "table1", "--out", str(out)])
     assert told.exit_code == 0 and "Cache-to-compute ratio" in told.stdout
     result = json.loads(out.read_text())
+    assert "s of CPU time" in told.stdout and result["cpu_s"] >= 0
     assert result["kind"] == "paper" and result["ratios"]["cache_to_compute_ds-v3.2_32.7k"] == pytest.approx(
         21.5, rel=0.01
     )

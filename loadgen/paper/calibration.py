@@ -11,9 +11,10 @@ Offline and online do not share one calibration: the published offline job needs
 the published TTFT at 0.4 APS a slower one, near its limit. So there are two, each for its kind of load and nothing
 else; `loadgen paper table3` shows what each says of the other's.
 
-Not fitted but chosen, by rules that hold for every model and figure: a system without a compute quota takes as many new
-tokens a forward as the quota admits of mean turns, so that it has the same mean batch (batch_tokens()); engines of an
-expert group wait for one another as live ones do (GATHER_S).
+Not fitted but chosen, by rules that hold for every model and figure: a system without a compute quota takes a fixed
+number of new tokens a forward, as many as the quota admits of mean turns at the default efficiencies, so that it has
+about the same mean batch (batch_tokens()) and the same budget under every calibration; engines of an expert group wait
+for one another as live ones do (GATHER_S).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.perf.bounds import Turn
+from common.perf.compute import ComputeModel
 from common.perf.hardware import Efficiency, Hardware, get_hardware
 from common.perf.models import ModelProfile
 from common.perf.thresholds import QUOTA_S
@@ -81,13 +83,18 @@ class Calibration:
                 "handover_s": {"fitted": self.handover_s, "default": 0.0},
                 "reserve_bytes": {"fitted": self.reserve_bytes, "default": None},
             },
-            "rules": {"batch_tokens": "what the quota admits of mean turns", "gather_s": GATHER_S},
+            "rules": {
+                "batch_tokens": "what the quota admits of mean turns at the default efficiencies",
+                "gather_s": GATHER_S,
+            },
         }
 
 
 def batch_tokens(cluster: Cluster, turn: Turn) -> int:
-    """New tokens of mean turns whose attention takes as long as the compute quota; at least one turn's."""
-    attention_s = cluster.scaling.compute.prefill_attention_s(turn.hit, turn.miss)
+    """New tokens of mean turns whose attention takes as long as the compute quota at the default efficiencies; at least
+    one turn's."""
+    compute = ComputeModel(cluster.model, replace(cluster.hardware, efficiency=DEFAULT))
+    attention_s = compute.prefill_attention_s(turn.hit, turn.miss)
     return max(turn.miss, int(QUOTA_S / attention_s * turn.miss))
 
 
@@ -109,8 +116,8 @@ OFFLINE = Calibration(
 )
 ONLINE = Calibration(
     "online",
-    prefill=0.543,
-    decode_layer_s=384e-6,
+    prefill=0.547,
+    decode_layer_s=371e-6,
     handover_s=0.130,
     reserve_bytes=_RESERVE_BYTES,
     fitted_to=("ttft_s_2p4d", "ttst_s_2p4d", "tpot_s_2p4d"),

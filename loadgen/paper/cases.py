@@ -99,7 +99,7 @@ class Size:
         )
 
 
-FULL = Size(turns=0, online_turns=4, duration_s=300.0)
+FULL = Size(turns=0, online_turns=4, duration_s=600.0)
 QUICK = Size(turns=3, online_turns=4, duration_s=90.0)
 
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -43,21 +43,29 @@ def paper(
         one_of("WHAT", what, (*EXHIBITS, *CALIBRATE, ALL))
         with _shown() as on_progress:
             runner = Runner(QUICK if quick else FULL, seed, on_progress)
-            started = time.perf_counter()
+            started, cpu_before = time.perf_counter(), time.process_time()
             exhibits = []
             for name in EXHIBITS if what == ALL else [what]:
                 exhibits.append((EXHIBITS | CALIBRATE)[name](runner))
                 print_exhibit(exhibits[-1], console)
-            wall_s = time.perf_counter() - started
+            cost = Cost(time.process_time() - cpu_before, time.perf_counter() - started)
         if runner.results:
             print_calibration(console)
             console.print(runner.size.statement, highlight=False)
         print_heldout(exhibits, console)
+        console.print(f"took {cost.cpu_s:.0f} s of CPU time, {cost.wall_s:.0f} s by the clock", highlight=False)
         if out is not None:
-            write_result(_result(what, exhibits, runner, wall_s), out)
+            write_result(_result(what, exhibits, runner, cost), out)
 
 
-def _result(what: str, exhibits: list[Exhibit], runner: Runner, wall_s: float) -> dict[str, Any]:
+class Cost(NamedTuple):
+    """Of all simulations: CPU time, which does not depend on who else uses the machine, and wall time; seconds."""
+
+    cpu_s: float
+    wall_s: float
+
+
+def _result(what: str, exhibits: list[Exhibit], runner: Runner, cost: Cost) -> dict[str, Any]:
     runs = {id(run): run for exhibit in exhibits for run in exhibit.runs}
     return {
         "kind": "paper",
@@ -68,7 +76,7 @@ def _result(what: str, exhibits: list[Exhibit], runner: Runner, wall_s: float) -
         "exhibits": [exhibit.describe() for exhibit in exhibits],
         "ratios": ratios(exhibits),
         "runs": list(runs.values()),
-        "wall_s": wall_s,
+        **cost._asdict(),
         "versions": versions(),
     }
 

@@ -48,8 +48,9 @@ def print_calibration(console: Console) -> None:
     for name, calibration in CALIBRATIONS.items():
         told = calibration.describe()
         for constant, values in told["constants"].items():
-            cells = (f"{values['fitted']:.4g}", f"{values['default']:.4g}", ", ".join(told["fitted_to"]))
-            table.add_row(name, constant, *cells)
+            default = values["default"]
+            cells = (f"{values['fitted']:.4g}", "-" if default is None else f"{default:.4g}")
+            table.add_row(name, constant, *cells, ", ".join(told["fitted_to"]))
     console.print(table)
 
 
