@@ -6,10 +6,8 @@ with --out as JSON with a flat map "ratios":
 - Python time per work request outside ibv_post_send, in steady state, lists of 64: cutting transfers into lists, aiming
   and posting these, taking their completions; less what reading the clock costs. Beside it the same writes built,
   posted and waited for one by one. A software device transmits inside the post, so the post says nothing of a NIC; it
-  is printed apart.
-- Throughput against ib_write_bw (perftest) between the same devices, where it is installed: wall time of more messages
-  less that of fewer, so that neither its start nor its clock counts. In turns. It polls, which takes CPU time from a
-  software device on few cores.
+  is printed apart. Of many calls the least disturbed count, with the median beside them: what else runs only adds.
+- Throughput against ib_write_bw (perftest) between the same devices, where it is installed (loadgen.bench.verbs_rates).
 
 The passive side is a process of its own.
 """
@@ -19,8 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
-import subprocess
+import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -39,27 +36,24 @@ from common.transport.base import Batch, Intent, Transport
 from common.transport.memory import Memory
 from common.transport.select import open_transport
 from common.transport.verbs.constants import constants
-from common.transport.verbs.device import Device
 from common.transport.verbs.queue_pair import QueuePair
 from common.transport.verbs.work import LIST_WRITES
 from common.transport.verbs.writer import Connection
 from common.wire import decode, encode
 from loadgen.bench.pair import Process
 from loadgen.bench.pieces import Layout
+from loadgen.bench.rounds import spread
 from loadgen.bench.side import Side
+from loadgen.bench.verbs_rates import DEPTH, MESSAGE_BYTES, measure_rates
 
 new_event_loop = uvloop.new_event_loop
 TRANSFER_S = 60.0
 #: Of the cost: short writes, so that a software device is soon done with them, but too long to travel inline.
 COST = Layout(1024, 8 * LIST_WRITES)
 COST_ROUNDS = 100
-#: Of the throughput: pieces of the default size of ib_write_bw.
-SPEED = Layout(64 << 10, 8 * LIST_WRITES)
-SPEED_ROUNDS, SPEED_TRANSFERS = 10, 4
-#: Messages of the two runs of ib_write_bw that are set off against one another.
-FEW, MANY = 200, 2200
-#: Half seconds in which its server has to be there.
-SERVER_TRIES = 40
+#: Of the throughput: so many transfers side by side keep as many messages under way as may be.
+SPEED = Layout(MESSAGE_BYTES, DEPTH)
+SPEED_TRANSFERS = 2
 
 
 @asynccontextmanager
@@ -105,58 +99,77 @@ def undisturbed(times: Sequence[float]) -> float:
     return sorted(times)[len(times) // 20]
 
 
-class Stopwatch:
-    """Time spent in functions, the outermost call of any of them, and how many calls that were."""
+class Stopwatches:
+    """Time of each call of what sends, the posts within it apart; less what reading the clock adds.
+
+    outside: seconds in Python of each call, by function and how often it posted: such calls are alike. posts: seconds
+    in ibv_post_send of each list.
+    """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self.calls = 0
-        self._depth = 0
+        self.outside: dict[tuple[str, int], list[float]] = {}
+        self.posts: list[float] = []
+        self._clock_s = clock_s()
+        self._within = False
+        for owner, name in ((Connection, "add"), (Connection, "_pump_on"), (QueuePair, "_on_event")):
+            self._watch(owner, name)
+        self._watch_posts()
 
-    def reset(self) -> None:
-        self.seconds, self.calls = 0.0, 0
-
-    def watch(self, owner: Any, name: str) -> None:
-        """From now on."""
+    def _watch(self, owner: Any, name: str) -> None:
         function: Callable[..., Any] = getattr(owner, name)
 
-        def watched(*arguments: Any, **options: Any) -> Any:
-            self._depth += 1
+        def watched(*arguments: Any) -> Any:
+            if self._within:
+                return function(*arguments)
+            self._within, posted = True, len(self.posts)
             begun = time.perf_counter()
             try:
-                return function(*arguments, **options)
+                return function(*arguments)
             finally:
-                self._depth -= 1
-                if not self._depth:
-                    self.seconds += time.perf_counter() - begun
-                    self.calls += 1
+                seconds = time.perf_counter() - begun
+                within = self.posts[posted:]
+                # each of them has read the clock twice; one of the readings is in its own time
+                seconds -= sum(within) + (1 + 2 * len(within)) * self._clock_s
+                self.outside.setdefault((name, len(within)), []).append(seconds)
+                self._within = False
 
         setattr(owner, name, watched)
 
+    def _watch_posts(self) -> None:
+        owner: Any = QueuePair
+        function = owner.post
 
-async def cost_of_lists(own: str, peer: str) -> tuple[float, float]:
-    """Seconds per work request: in Python outside the post, and in the post."""
-    python, posts = Stopwatch(), Stopwatch()
-    for owner, name in ((Connection, "add"), (Connection, "_pump_on"), (QueuePair, "_on_event")):
-        python.watch(owner, name)
-    posts.watch(QueuePair, "post")
-    rounds, clock = [], clock_s()
+        def watched(pair: QueuePair, head: Any) -> None:
+            begun = time.perf_counter()
+            function(pair, head)
+            self.posts.append(time.perf_counter() - begun - self._clock_s)
+
+        owner.post = watched
+
+    def reset(self) -> None:
+        self.outside.clear()
+        self.posts.clear()
+
+    def per_write(self, of: Callable[[Sequence[float]], float], writes: int) -> tuple[float, float]:
+        """Seconds a write, outside the posts and in them, where of says what a call of a kind takes."""
+        outside = sum(len(calls) * of(calls) for calls in self.outside.values())
+        return outside / writes, len(self.posts) * of(self.posts) / writes
+
+
+async def cost_of_lists(own: str, peer: str) -> Stopwatches:
+    """Of COST_ROUNDS transfers of COST."""
+    watches = Stopwatches()
     async with _batch(COST, own, peer) as (transport, batch):
+        await transport.write(batch, Intent.KV_LOAD)
+        watches.reset()
         for _ in range(COST_ROUNDS):
-            python.reset()
-            posts.reset()
             await transport.write(batch, Intent.KV_LOAD)
-            # of the two readings of a stopwatch about one is in its time, the other in that of the one around it
-            posted = posts.seconds - clock * posts.calls
-            watched = python.seconds - clock * (python.calls + 2 * posts.calls)
-            rounds.append((watched - posted, posted))
-    outside, post = (undisturbed(times) / COST.count for times in zip(*rounds, strict=True))
-    return outside, post
+    return watches
 
 
-async def cost_one_by_one(own: str, peer: str) -> float:
-    """Seconds per write in Python outside the post, when each is built anew, posted with its own doorbell and waited
-    for: by the same queue pair, of which nothing else makes use meanwhile."""
+async def cost_one_by_one(own: str, peer: str) -> list[float]:
+    """Seconds per write in Python outside the post, round by round, when each is built anew, posted with its own
+    doorbell and waited for: by the same queue pair, of which nothing else makes use meanwhile."""
     async with _batch(Layout(COST.size, LIST_WRITES), own, peer) as (transport, batch):
         await transport.write(batch, Intent.KV_LOAD)
         mover = transport._remote[0]  # type: ignore[attr-defined]
@@ -165,7 +178,7 @@ async def cost_one_by_one(own: str, peer: str) -> float:
         connection._loop.remove_reader(connection._pair._fd)
         writes = (batch.runs + np.array([source.address, target.address, 0])).tolist()
         rounds = [_one_by_one(connection._pair, writes, source.lkey, target.rkey) for _ in range(COST_ROUNDS)]
-    return undisturbed(rounds) / LIST_WRITES
+    return [seconds / LIST_WRITES for seconds in rounds]
 
 
 def _one_by_one(pair: QueuePair, writes: list[list[int]], lkey: int, rkey: int) -> float:
@@ -187,71 +200,50 @@ def _one_by_one(pair: QueuePair, writes: list[list[int]], lkey: int, rkey: int) 
     return time.perf_counter() - begun - device_s - clock_s() * len(writes)
 
 
-async def throughput(own: str, peer: str) -> dict[str, float]:
-    """Bytes a second of this transport and of ib_write_bw (where it is installed), over all rounds, in turns."""
-    ours, few, many = [], [], []
-    devices = [await asyncio.to_thread(_device, nic) for nic in (own, peer)]
+async def throughput(own: str, peer: str) -> dict[str, list[float]]:
+    """Bytes a second of this transport and of ib_write_bw, round by round. ConfigError if they cannot be compared."""
     async with _batch(SPEED, own, peer) as (transport, batch):
-        await transport.write(batch, Intent.KV_LOAD)
-        for _ in range(SPEED_ROUNDS):
-            begun = time.perf_counter()
-            await asyncio.gather(*(_done(transport, batch) for _ in range(SPEED_TRANSFERS)))
-            ours.append(time.perf_counter() - begun)
-            if shutil.which("ib_write_bw"):
-                few.append(await asyncio.to_thread(_ib_write_bw, devices, FEW))
-                many.append(await asyncio.to_thread(_ib_write_bw, devices, MANY))
-    rates = {"verbs": SPEED_ROUNDS * SPEED_TRANSFERS * SPEED.region_bytes / sum(ours)}
-    if many:
-        rates["ib_write_bw"] = SPEED_ROUNDS * (MANY - FEW) * SPEED.size / (sum(many) - sum(few))
-    return rates
-
-
-async def _done(transport: Transport, batch: Batch) -> None:
-    await transport.write(batch, Intent.KV_LOAD)
-
-
-def _device(nic: str) -> tuple[str, int, int, str]:
-    """Device, port, GID index and address of an interface."""
-    place = Device(nic, NetworkConfig().rdma).place
-    return place.port.device, place.port.number, place.gid.index, place.address
-
-
-def _ib_write_bw(devices: list[tuple[str, int, int, str]], messages: int) -> float:
-    """Wall seconds of a run from the first device to the second."""
-    own, peer = devices
-    common = ["-F", "-s", str(SPEED.size), "-n", str(messages)]
-    ends = [[f"--ib-dev={name}", f"--ib-port={port}", f"--gid-index={gid}"] for name, port, gid, _ in (peer, own)]
-    with subprocess.Popen(["ib_write_bw", *ends[0], *common], stdout=subprocess.DEVNULL) as server:
-        for _ in range(SERVER_TRIES):
-            time.sleep(0.5)
-            begun = time.perf_counter()
-            client = subprocess.run(
-                ["ib_write_bw", *ends[1], *common, peer[3]], capture_output=True, text=True, timeout=120, check=False
-            )
-            seconds = time.perf_counter() - begun
-            if "Couldn't connect" not in client.stderr:
-                break
-        server.kill()
-    if client.returncode:
-        raise ConfigError(f"ib_write_bw: {client.stderr.strip() or client.stdout.strip()}")
-    return seconds
+        return await measure_rates(transport, batch, own, peer, SPEED_TRANSFERS)
 
 
 async def main(own: str, peer: str) -> dict[str, Any]:
     one_by_one = await cost_one_by_one(own, peer)
-    rates = await throughput(own, peer)
-    outside, post = await cost_of_lists(own, peer)  # last: its stopwatches stay
-    ratios = {"verbs_python_vs_one_by_one": outside / one_by_one}
-    if "ib_write_bw" in rates:
-        ratios["verbs_vs_ib_write_bw"] = rates["verbs"] / rates["ib_write_bw"]
-    return {
-        "clock_us": clock_s() * 1e6,
-        "python_us_per_write": outside * 1e6,
-        "post_us_per_write": post * 1e6,
-        "one_by_one_us_per_write": one_by_one * 1e6,
-        "mib_per_s": {name: rate / 2**20 for name, rate in rates.items()},
-        "ratios": ratios,
+    report: dict[str, Any] = {"clock_us": clock_s() * 1e6, "ratios": {}, "spreads": {}, "mib_per_s": {}}
+    try:
+        rates = await throughput(own, peer)
+    except ConfigError as error:
+        report["not_compared"] = str(error)
+    else:
+        report["mib_per_s"] = {name: spread([rate / 2**20 for rate in found]) for name, found in rates.items()}
+        found = spread([ours / theirs for ours, theirs in zip(*rates.values(), strict=True)])
+        report["ratios"]["verbs_vs_ib_write_bw"] = found["median"]
+        report["spreads"]["verbs_vs_ib_write_bw"] = found
+    watches = await cost_of_lists(own, peer)  # last: they stay
+    cost: dict[str, dict[str, float]] = {"python": {}, "post": {}, "one_by_one": {}}
+    for name, of in (("undisturbed", undisturbed), ("median", statistics.median)):
+        outside, post = watches.per_write(of, COST_ROUNDS * COST.count)
+        for kind, seconds in (("python", outside), ("post", post), ("one_by_one", of(one_by_one))):
+            cost[kind][name] = seconds * 1e6
+    report["us_per_write"] = cost
+    report["ratios"]["verbs_python_vs_one_by_one"] = cost["python"]["undisturbed"] / cost["one_by_one"]["undisturbed"]
+    return report
+
+
+def told(report: dict[str, Any]) -> list[str]:
+    """The report in words."""
+    cost = {
+        name: f"{one['undisturbed']:.2f} us (median {one['median']:.2f})"
+        for name, one in report["us_per_write"].items()
     }
+    lines = [
+        f"Python per work request, lists of {LIST_WRITES}: {cost['python']}; in ibv_post_send: {cost['post']}; "
+        f"built and posted one by one: {cost['one_by_one']}; reading the clock takes {report['clock_us']:.2f} us"
+    ]
+    for name, rate in report["mib_per_s"].items():
+        lines.append(f"{name}: {rate['median']:.0f} MiB/s (quartiles {rate['q1']:.0f} - {rate['q3']:.0f})")
+    if "not_compared" in report:
+        lines.append(report["not_compared"])
+    return [*lines, json.dumps({"ratios": report["ratios"], "spreads": report["spreads"]})]
 
 
 if __name__ == "__main__":
@@ -266,12 +258,6 @@ if __name__ == "__main__":
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    print(
-        f"Python per work request, lists of {LIST_WRITES}: {report['python_us_per_write']:.2f} us "
-        f"(and {report['post_us_per_write']:.2f} us in ibv_post_send); "
-        f"built and posted one by one: {report['one_by_one_us_per_write']:.2f} us"
-    )
-    print(", ".join(f"{name}: {rate:.0f} MiB/s" for name, rate in report["mib_per_s"].items()))
-    print(json.dumps({"ratios": report["ratios"]}))
+    print("\n".join(told(report)))
     if options.out is not None:
         options.out.write_text(json.dumps(report, indent=1) + "\n")
