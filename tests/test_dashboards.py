@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from common.config import HealthConfig
 from common.types import Role
-from common.watchdog import CallbackTimes
+from common.watchdog import LIMIT_S, CallbackTimes
 from compose.grafana.__main__ import files
 from tests.dashboards_support import (
     COMPOSE,
@@ -140,6 +140,11 @@ def test_services_have_the_names_of_roles() -> None:
     assert where["/etc/prometheus"] == PROMETHEUS and (PROMETHEUS / "prometheus.yml").is_file()
     [provider] = yaml.safe_load((COMPOSE / "grafana/provisioning/dashboards/dualpath.yaml").read_text())["providers"]
     assert where[provider["options"]["path"]] == DASHBOARDS[0].parent
+
+
+def test_callbacks_are_watched_for_the_limit_that_the_log_has() -> None:
+    [held] = [rule for rule in rules("alert") if rule["alert"] == "DualPathEventLoopHeld"]
+    assert f'le="{LIMIT_S}"' in held["expr"] and f"over {LIMIT_S * 1e3:g} ms" in held["annotations"]["summary"]
 
 
 def test_alerts_say_what_to_do() -> None:

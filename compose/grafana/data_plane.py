@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from common.watchdog import LIMIT_S
 from compose.grafana.dashboard import RATE, Dashboard, Panel, Query, Row, by_process
 
 LOOP = "dualpath_event_loop_callback_cpu_seconds_bucket"
@@ -205,12 +206,12 @@ LOOPS = Row(
     "Event loops and messages",
     (
         Panel(
-            "Callbacks over 20 ms",
+            f"Callbacks over {LIMIT_S * 1e3:g} ms",
             "ops",
             (
                 Query(
                     by_process(
-                        f'(rate({LOOP}{{le="+Inf"}}[{RATE}]) - ignoring (le) rate({LOOP}{{le="0.02"}}[{RATE}]))'
+                        f'(rate({LOOP}{{le="+Inf"}}[{RATE}]) - ignoring (le) rate({LOOP}{{le="{LIMIT_S}"}}[{RATE}]))'
                     ),
                     "{{name}}",
                 ),
