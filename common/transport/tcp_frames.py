@@ -36,7 +36,7 @@ RUN_BYTES = 16
 MAX_UNACKED = 64
 MAX_UNACKED_BYTES = 16 << 20
 #: One vectored call moves so much at most, between its checksum and its copy it stays in the processor's cache.
-CHUNK_BYTES = 256 << 10
+CHUNK_BYTES = 1 << 20
 MAX_SLICES = 128
 #: Where a frame has many runs, shorter than this on average, its bytes are gathered before they are sent, and scattered
 #: when all of them have been received: cheaper than a place of its own for each in the vectored calls.
