@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from loadgen.paper.calibration import CALIBRATIONS, DEFAULT, Calibration
+from loadgen.paper.cases import Case, Runner
 from loadgen.paper.exhibit import Exhibit, Row, heldout_errors, ratios, unexplained
 from loadgen.paper.figure3 import figure3
 from loadgen.paper.fitting import RUNS, TOLERANCE, solve
-from loadgen.paper.online import largest_rate, working_set_bytes
+from loadgen.paper.online import largest_of_rates, largest_rate, working_set_bytes
 from loadgen.paper.published import PUBLISHED, Role
 from loadgen.paper.scale import rate_at
 from loadgen.paper.table1 import MODELS, cache_to_compute, table1
@@ -106,6 +108,16 @@ def test_the_search_finds_the_largest_rate(capacity: float) -> None:
     found = largest_rate(0.2, lambda aps: aps <= capacity)
     assert found is not None and capacity / 1.035 <= found <= capacity
     assert largest_rate(0.2, lambda aps: False) is None
+
+
+@pytest.mark.parametrize(("capacity", "found"), [(0.05, None), (0.25, 0.2), (3.0, 0.45)])
+def test_the_largest_of_the_rates_that_are_plotted(capacity: float, found: float | None) -> None:
+    class Told(Runner):
+        def run(self, case: Case) -> dict[str, Any]:
+            ttft_s = 1.0 if case.aps <= capacity else 9.0
+            return {"verdict": {"window_ttft_s": {"mean": ttft_s}, "stationary": True}, "token_s": 0.04}
+
+    assert largest_of_rates(Told(), Case("basic")) == found
 
 
 @pytest.mark.parametrize("rate", [0.35, 0.399, 0.4, 0.41, 0.48])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +18,7 @@ from loadgen.paper.calibration import OFFLINE, ONLINE, batch_tokens
 from loadgen.paper.cases import QUICK, Case, Runner, Size, mean_latency
 from loadgen.paper.exhibits import EXHIBITS
 from loadgen.paper.offline import over
+from loadgen.paper.published import PUBLISHED, Role
 from loadgen.paper.scale import figure13
 from loadgen.report_html import read_results, write_report
 from loadgen.steady import get_stream
@@ -120,6 +122,39 @@ def test_the_command_writes_what_the_report_shows(tmp_path: Path) -> None:
     write_report(read_results(tmp_path), page)
     text = page.read_text()
     assert "Table 1" in text and "fitted (Table 1)" in text and "Calibration" in text
+
+
+class Tiny(Runner):
+    """Every case stands for a job of the same kind on a small cluster."""
+
+    def run(self, case: Case) -> dict[str, Any]:
+        tiny = replace(SMALL, system=case.system, first_turns=case.first_turns, calibration=case.calibration)
+        load: dict[str, Any] = {"aps": 0.2} if case.aps else {"agents": 16}
+        result = super().run(replace(tiny, **{"agents": 0, "aps": 0.0, **load}))
+        return result | {name: getattr(case, name) for name in ("model", "nodes", *load)}
+
+
+def test_all_of_them_are_printed_written_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadgen.paper.cli.Runner", Tiny)
+    monkeypatch.setattr("loadgen.paper.cli.QUICK", TINY)
+    out = tmp_path / "all.json"
+    told = CliRunner().invoke(app, ["paper", "all", "--quick", "--out", str(out)])
+    assert told.exit_code == 0, told.exception
+    result = json.loads(out.read_text())
+    assert [exhibit["name"] for exhibit in result["exhibits"]] == list(EXHIBITS)
+    for exhibit in result["exhibits"]:
+        assert f"{exhibit['name']}: {exhibit['title']}"[:40] in told.stdout and exhibit["rows"]
+    ratios = result["ratios"]
+    held_out = {name for name, told in PUBLISHED.items() if told.role is Role.HELD_OUT}
+    # the rate of like latency is not to be found where TTFT does not depend on the rate; quick jobs have no tail
+    assert held_out - ratios.keys() == {"aps_44p88d_over_2p4d", "jct_s_48p96d"}
+    assert ratios["heldout_count"] == len(held_out) - 2 and ratios["heldout_median_error"] > 0
+    names = {"heldout_median_error", "heldout_max_error", "heldout_count", "heldout_unexplained"}
+    assert {name for name in ratios if name.startswith("heldout_")} == names
+    page = tmp_path / "report.html"
+    write_report(read_results(tmp_path), page)
+    text = page.read_text()
+    assert all(f"<h2>{exhibit['name']}: " in text for exhibit in result["exhibits"])
 
 
 def test_unknown_figures_are_refused_with_the_nearest() -> None:
