@@ -119,7 +119,7 @@ def candidate(wanted: Asked, stream: Stream, shape: Shape) -> Candidate:
 
 def num_parts(wanted: Asked, stream: Stream) -> int:
     """Of how many equal clusters what is planned consists, for the simulation's sake."""
-    parts = max(1, int(wanted.aps * stream.mean_turns * MIN_DURATION_S / MOST_TURNS))
+    parts = ceil(wanted.aps * stream.mean_turns * MIN_DURATION_S / MOST_TURNS)
     if wanted.shape is None:
         return parts
     prefill, decode = wanted.shape

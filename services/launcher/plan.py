@@ -89,9 +89,9 @@ def _range(told: dict[str, Any]) -> str:
 def _demand(plan: dict[str, Any]) -> str:
     told, turn = plan["demand"], plan["mean_turn"]
     return (
-        f"demand: {told['turns_per_s']:.3g} turns/s (mean turn: {turn['hit']:,} tokens hit, {turn['miss']:,} computed,"
-        f" {turn['generated']:,} generated); reads {told['read_bytes_per_s'] / 1e9:.3g} GB/s,"
-        f" writes {told['written_bytes_per_s'] / 1e9:.3g} GB/s"
+        f"demand: {_number(told['turns_per_s'])} turns/s (mean turn: {turn['hit']:,} tokens hit, {turn['miss']:,}"
+        f" computed, {turn['generated']:,} generated); reads {_number(told['read_bytes_per_s'] / 1e9)} GB/s,"
+        f" writes {_number(told['written_bytes_per_s'] / 1e9)} GB/s"
     )
 
 
@@ -100,8 +100,8 @@ def _memory(plan: dict[str, Any]) -> list[str]:
     return [
         f"working set: {told['working_set_bytes'] / 1e9:,.0f} GB of KV of active agents (tool time that stretches JCT"
         " k times makes it k times as large at the same rate)",
-        f"staging DRAM: {told['staging_bytes'] / 1e9:.3g} GB in use of {told['staging_limit_bytes'] / 1e9:,.0f} GB;"
-        f" storage grows by {told['stored_a_day_bytes'] / 1e12:.3g} TB a day where nothing is evicted",
+        f"staging DRAM: {_number(told['staging_bytes'] / 1e9)} GB in use of {told['staging_limit_bytes'] / 1e9:,.0f}"
+        f" GB; storage grows by {_number(told['stored_a_day_bytes'] / 1e12)} TB a day where nothing is evicted",
     ]
 
 
