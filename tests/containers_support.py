@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ COMPOSE_FILE = REPOSITORY / "compose" / "compose.yaml"
 PROJECT = "dualpathtest"
 IMAGE = os.environ.get("IMAGE", "dualpath-test")
 BASE = os.environ.get("BASE", "python:3.11-slim-bookworm")
+PROFILE = "qwen-32b"
+VOCABULARY, PROMPT_TOKENS = range(3, 512), 200
+WAIT_S = 400.0  # for what takes seconds on idle cores
 BUILD_S, COMMAND_S, PULL_S = 900.0, 240.0, 60.0
 #: What goes into an image (.dockerignore), and is put together with the wheels of this machine.
 CONTEXT = ("pyproject.toml", "README.md", ".dockerignore", "common", "services", "loadgen", "compose")
@@ -110,26 +114,34 @@ def _torch_wheels() -> list[Path]:
 
 
 class Composed:
-    """The cluster of compose.yaml, serving a model directory as "tiny". Use as a context: leaving it takes it down."""
+    """The cluster of compose.yaml, serving a model directory, or else the profile. A context: it goes at the end.
 
-    def __init__(self, directory: Path, model: Path, **variables: str) -> None:
+    variables: those of compose.yaml.
+    """
+
+    def __init__(self, directory: Path, model: Path | None = None) -> None:
         models = directory / "models"
-        shutil.copytree(model, models / "tiny")
+        models.mkdir()
         models.chmod(0o777)  # the containers' user writes there, and reads the weights
-        for file in (models / "tiny").iterdir():
-            file.chmod(0o644)
-        directory.chmod(0o755)
+        config = COMPOSE_FILE.with_name("dualpath.toml").read_text()
+        if model is None:
+            config += f'[model]\nprofile = "{PROFILE}"\n'
+        else:
+            shutil.copytree(model, models / "tiny")
+            for file in (models / "tiny").iterdir():
+                file.chmod(0o644)
+        (directory / "dualpath.toml").write_text(config)
         self.results = directory / "results"
         self.results.mkdir()
         self.results.chmod(0o777)
         self.variables = {
             "IMAGE": IMAGE,
+            "CONFIG": str(directory / "dualpath.toml"),
             "MODELS": str(models),
             "MODEL": "/models/tiny",
             "PUBLISH": "127.0.0.1:",
             "RESULTS": str(self.results),
             "COMPOSE_PROJECT_NAME": PROJECT,
-            **variables,
         }
 
     def __enter__(self) -> Composed:
@@ -167,7 +179,7 @@ class Composed:
     def network(self, name: str) -> str:
         return f"{PROJECT}_{name}"
 
-    @property
+    @cached_property
     def url(self) -> str:
         """Of the front end, as it is published."""
         return f"http://{self.compose('port', 'frontend', '8000').strip()}"
@@ -176,8 +188,9 @@ class Composed:
         return self.compose("logs", "--no-color", "--tail", "40")
 
     def members(self) -> dict[str, int]:
-        """How many processes of each role the scheduler has."""
-        counts: dict[str, int] = json.loads(docker("exec", self.containers("scheduler")[0], "python3", "-c", _MEMBERS))
+        """How many processes of each role the scheduler has; nobody, if it does not answer."""
+        told = docker("exec", self.containers("scheduler")[0], "python3", "-c", _MEMBERS, check=False)
+        counts: dict[str, int] = json.loads(told or "{}")
         return counts
 
 
@@ -197,13 +210,34 @@ def until(condition: Callable[[], object], seconds: float, what: str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.2)
+        time.sleep(0.5)
 
 
 def need_containers() -> None:
     """Skip, saying why, unless containers can be run here."""
     if reason := lacking():
         pytest.skip(reason)
+
+
+def need_image(directories: pytest.TempPathFactory) -> None:
+    """need_containers(), and the image: built once a session."""
+    need_containers()
+    if "IMAGE" not in os.environ and not _built:
+        build_image(directories.mktemp("image"))
+        _built.append(IMAGE)
+
+
+_built: list[str] = []
+
+
+def in_container(container: str, *command: str) -> str:
+    """What a command prints there."""
+    return docker("exec", container, *command)
+
+
+def prompt(seed: int) -> list[int]:
+    """Of PROMPT_TOKENS tokens."""
+    return random.Random(seed).choices(VOCABULARY, k=PROMPT_TOKENS)
 
 
 def complete(url: str, prompt: list[int], max_tokens: int, timeout: float = 60.0) -> list[int]:
