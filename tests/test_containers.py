@@ -101,6 +101,13 @@ def test_processes_are_not_root_and_hold_no_capability(cluster: Composed) -> Non
         assert int(fields["CapEff"], 16) == int(fields["CapPrm"], 16) == 0, service
 
 
+def test_loadgen_leaves_its_report(cluster: Composed) -> None:
+    experiment = "replay --agents 2 --max-sessions 2 --max-turns 2 --max-context 500"
+    cluster.compose("run", "--rm", "-T", "-e", f"EXPERIMENT={experiment}", "loadgen")
+    assert (cluster.results / "result.json").is_file()
+    assert "<svg" in (cluster.results / "report.html").read_text()
+
+
 def test_down_leaves_nothing(cluster: Composed) -> None:
     cluster.down()
     ours = ("--filter", f"label=com.docker.compose.project={PROJECT}")
