@@ -15,13 +15,10 @@ from common.errors import ConfigError
 from common.results import check_result_file
 from common.workload.scaling import Selection, Workload
 from common.workload.sessions import PACKAGED
-from loadgen import adapt_cli, planner_cli, simulate_cli
 from loadgen.bench.cli import app as bench
 from loadgen.conduct import errors
-from loadgen.experiments_cli import known, make_setting, register, run_online
-from loadgen.measure import Slo
-from loadgen.online import online, schedule
-from loadgen.options import (
+from loadgen.experiments.cli import known, make_setting, register, run_online
+from loadgen.experiments.options import (
     Burstiness,
     LookUp,
     MaxContext,
@@ -47,14 +44,18 @@ from loadgen.options import (
     Turns,
     positive,
 )
+from loadgen.experiments.rates import Window
+from loadgen.experiments.sizes import FULL, QUICK
+from loadgen.measures.turns import Slo
 from loadgen.paper import cli as paper_cli
+from loadgen.plan import cli as planner_cli
 from loadgen.progress import ProgressMode
-from loadgen.rates import Window
-from loadgen.replay import replay
-from loadgen.report import print_report, write_result
-from loadgen.run import Options, Plan, run
-from loadgen.sizes import FULL, QUICK
-from loadgen.workload import chosen
+from loadgen.replay.closed_loop import replay
+from loadgen.replay.open_loop import online, schedule
+from loadgen.replay.run import Options, Plan, run
+from loadgen.report.text import print_report, write_result
+from loadgen.studies import adapt_cli, simulate_cli
+from loadgen.workload.source import chosen
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 

@@ -17,8 +17,8 @@ from rich.console import Console
 from common.errors import ConfigError
 from common.results import check_result_file
 from loadgen.progress import OnRun, ProgressMode, runs_progress
-from loadgen.report import write_result
-from loadgen.tables import print_capacity, print_ratios, print_runs
+from loadgen.report.tables import print_capacity, print_ratios, print_runs
+from loadgen.report.text import write_result
 
 PIPE_WIDTH = 160
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadgen.measure import TurnRecord
+from loadgen.measures.turns import TurnRecord
 
 
 class ProgressMode(StrEnum):

@@ -19,7 +19,7 @@ from common.isolation.side import Role, Task, read_task
 from common.transport.base import Intent
 from loadgen.bench.isolation_result import result_of
 from loadgen.cli import app
-from loadgen.report_html import write_report
+from loadgen.report.html import write_report
 
 TCP = Place("127.0.0.1", NetworkConfig(transport="tcp"))
 

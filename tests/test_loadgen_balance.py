@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.balance import Series, max_over_avg, mean_max_over_avg, overall_max_over_avg
+from loadgen.measures.balance import Series, max_over_avg, mean_max_over_avg, overall_max_over_avg
 
 #: Gains of (a, b, c): (2, 1, 0), (3, 3, 3), (0, 0, 0).
 SERIES = Series([0.0, 1.0, 2.0, 3.0], {"a": [10, 12, 15, 15], "b": [0, 1, 4, 4], "c": [5, 5, 8, 8]})

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.capacity import Search, is_stationary, last_windows, verdict
-from loadgen.measure import RunLog, Slo, TurnRecord
+from loadgen.measures.capacity import Search, is_stationary, last_windows, verdict
+from loadgen.measures.turns import RunLog, Slo, TurnRecord
 
 SLO = Slo(ttft_s=4.0, tpot_s=0.05)
 

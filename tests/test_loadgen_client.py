@@ -11,9 +11,9 @@ import time
 import pytest
 
 from common.errors import ConfigError
-from loadgen.agent import violations
-from loadgen.client import Client, Completion, Failure
-from loadgen.prompt import History
+from loadgen.client.endpoint import Client, Completion, Failure
+from loadgen.client.prompt import History
+from loadgen.replay.agent import violations
 from tests.loadgen_mock import LIMIT, MockServer, Reply, answer_well, expected_tokens, token_event, usage_event
 
 PROMPT = list(range(100, 230))
@@ -264,7 +264,7 @@ async def test_e11_no_cap_on_connections() -> None:
 def test_e11_too_few_descriptors_is_a_start_up_error() -> None:
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 256));"
-        "from loadgen.client import ensure_descriptors as ensure;"
+        "from loadgen.client.endpoint import ensure_descriptors as ensure;"
         "ensure(150); print(resource.getrlimit(resource.RLIMIT_NOFILE));"
         "ensure(300)"
     )

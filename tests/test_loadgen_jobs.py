@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from loadgen.experiment import Setting, interleaved
-from loadgen.jobs import paired, plain, ratios, spreads
-from loadgen.measure import Slo
-from loadgen.rates import Window, arrivals, capacities, capacity_ratios, full_aps
-from loadgen.sizes import QUICK, Axis, varied
-from loadgen.workload import Source
+from loadgen.experiments.jobs import paired, plain, ratios, spreads
+from loadgen.experiments.rates import Window, arrivals, capacities, capacity_ratios, full_aps
+from loadgen.experiments.setting import Setting, interleaved
+from loadgen.experiments.sizes import QUICK, Axis, varied
+from loadgen.measures.turns import Slo
+from loadgen.workload.source import Source
 
 
 def run(system: str, repeat: int, job_s: float | None, snic: float | None = None) -> dict[str, Any]:

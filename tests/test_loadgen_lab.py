@@ -18,12 +18,12 @@ from common.perf.scaling import Scaling
 from common.rundir import RunDirectory
 from common.workload.hits import hits
 from common.workload.trajectories import Trajectory, Turn
-from loadgen.lab import Lab
-from loadgen.load import Arrival, Load, Offline, Online
-from loadgen.measure import Slo
-from loadgen.placement import LocalPlacement
+from loadgen.experiments.lab import Lab
+from loadgen.experiments.placement import LocalPlacement
+from loadgen.experiments.trial import trial
+from loadgen.measures.turns import Slo
 from loadgen.systems import BOUND_AS
-from loadgen.trial import trial
+from loadgen.workload.load import Arrival, Load, Offline, Online
 
 #: Each finds 640 tokens in storage on its first turn, and 704 on its second one.
 WINDOWS = tuple(

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.measure import RunLog, Slo, TrajectoryRecord, TurnRecord, measure, percentile, rows, steady_window, summary
+from loadgen.measures.turns import (
+    RunLog,
+    Slo,
+    TrajectoryRecord,
+    TurnRecord,
+    measure,
+    percentile,
+    rows,
+    steady_window,
+    summary,
+)
 
 
 def turn(times: list[float], intended: float = 0.0, requested: int | None = None, **more: object) -> TurnRecord:

@@ -14,14 +14,14 @@ from common.errors import ConfigError
 from common.workload.scaling import Selection, Workload
 from common.workload.text import TokenText
 from common.workload.trajectories import Trajectory, Turn
-from loadgen.agent import Agent
-from loadgen.client import Client
-from loadgen.measure import RunLog, Slo, measure, steady_window
-from loadgen.online import online, schedule
+from loadgen.client.endpoint import Client
+from loadgen.measures.turns import RunLog, Slo, measure, steady_window
 from loadgen.progress import ProgressMode
-from loadgen.replay import replay
-from loadgen.run import Options, Plan, run
-from loadgen.transcript import Transcript
+from loadgen.replay.agent import Agent
+from loadgen.replay.closed_loop import replay
+from loadgen.replay.open_loop import online, schedule
+from loadgen.replay.run import Options, Plan, run
+from loadgen.replay.transcript import Transcript
 from tests.loadgen_mock import LIMIT, MockServer, Reply, answer_well, expected_tokens
 
 TEXT = TokenText(range(1000, 9000))

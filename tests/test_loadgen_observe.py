@@ -13,7 +13,7 @@ from common.faults import Faults
 from common.messages import GetStatus, Status
 from common.metrics import Metrics
 from common.rpc import Node, Peer
-from loadgen.observe import FIRST_CALLS, Observer
+from loadgen.measures.observe import FIRST_CALLS, Observer
 
 
 class Scheduler:

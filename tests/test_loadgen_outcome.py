@@ -8,9 +8,9 @@ import pytest
 
 from common.messages import Member, MemberStatus
 from common.types import Role
-from loadgen.measure import RunLog, Slo, TrajectoryRecord, TurnRecord
-from loadgen.observe import Sample
-from loadgen.outcome import Witness, level_rate, nic_bytes, outcome, unstretched
+from loadgen.measures.observe import Sample
+from loadgen.measures.outcome import Witness, level_rate, nic_bytes, outcome, unstretched
+from loadgen.measures.turns import RunLog, Slo, TrajectoryRecord, TurnRecord
 
 
 def turn(ended: float, parts: dict[str, float] | None = None) -> TurnRecord:

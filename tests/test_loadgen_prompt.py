@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.prompt import History
+from loadgen.client.prompt import History
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=5)
 STEPS = st.lists(st.one_of(TOKENS, st.integers(0, 12)), max_size=8)

@@ -13,14 +13,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from common.errors import ConfigError
-from loadgen.measure import RunLog, Slo, TrajectoryRecord, TurnRecord
-from loadgen.outcome import Witness, outcome
-from loadgen.report_html import read_results, write_report
-from loadgen.report_html.jobs import ablation_figure, sweep_figure
-from loadgen.report_html.latency import online_figure
-from loadgen.report_html.runs import broken_flags, ratios, read_runs, telling
-from loadgen.report_html.style import LOOKS, title
-from loadgen.report_html.tables import system_table
+from loadgen.measures.outcome import Witness, outcome
+from loadgen.measures.turns import RunLog, Slo, TrajectoryRecord, TurnRecord
+from loadgen.report.html import read_results, write_report
+from loadgen.report.html.jobs import ablation_figure, sweep_figure
+from loadgen.report.html.latency import online_figure
+from loadgen.report.html.runs import broken_flags, ratios, read_runs, telling
+from loadgen.report.html.style import LOOKS, title
+from loadgen.report.html.tables import system_table
 from loadgen.systems import SYSTEMS
 
 pytestmark = pytest.mark.filterwarnings("error::UserWarning")  # of a figure whose parts do not fit
@@ -313,5 +313,5 @@ def test_every_system_has_a_look_of_its_own() -> None:
 
 
 def test_only_a_report_plots() -> None:
-    code = "import sys, loadgen.cli, loadgen.report_html; assert 'matplotlib' not in sys.modules"
+    code = "import sys, loadgen.cli, loadgen.report.html; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import sse
-from loadgen.sse import Event, EventParser
+from loadgen.client import sse
+from loadgen.client.sse import Event, EventParser
 
 STREAM = (
     ': a comment\r\ndata: {"text":"größe 🙂"}\r\n\r\n'

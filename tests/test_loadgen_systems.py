@@ -14,8 +14,8 @@ from common.perf.hardware import get_hardware
 from common.perf.models import MODELS, get_model_profile
 from common.perf.scaling import Scaling
 from common.rundir import RunDirectory
-from loadgen.lab import Lab
-from loadgen.placement import LocalPlacement
+from loadgen.experiments.lab import Lab
+from loadgen.experiments.placement import LocalPlacement
 from loadgen.systems import BOUND_AS, CHAIN, SYSTEMS, UNBOUNDED, base_settings, system_settings
 
 HIT, MISS = 32_400, 284

@@ -14,8 +14,8 @@ from common.workload.gaps import GapKind, Gaps
 from common.workload.hits import hits
 from common.workload.synthetic import generate
 from loadgen.cli import app
-from loadgen.experiment import Setting
-from loadgen.workload import Source, chosen, parse_gaps
+from loadgen.experiments.setting import Setting
+from loadgen.workload.source import Source, chosen, parse_gaps
 
 
 def sessions_file(directory: Path, *sessions: list[list[object]]) -> Path:

@@ -13,16 +13,16 @@ from typer.testing import CliRunner
 from common.perf.compute import ComputeModel
 from common.perf.hardware import get_hardware
 from loadgen.cli import app
-from loadgen.load import Offline, Online
 from loadgen.paper.calibration import OFFLINE, ONLINE, batch_tokens
 from loadgen.paper.cases import QUICK, Case, Runner, Size, mean_latency
 from loadgen.paper.exhibits import EXHIBITS
 from loadgen.paper.offline import over
 from loadgen.paper.published import PUBLISHED, Role
 from loadgen.paper.scale import figure13
-from loadgen.report_html import read_results, write_report
-from loadgen.steady import get_stream
+from loadgen.report.html import read_results, write_report
+from loadgen.simulator.steady import get_stream
 from loadgen.systems import BATCH_TOKENS
+from loadgen.workload.load import Offline, Online
 
 TINY = Size(turns=2, online_turns=2, duration_s=20.0)
 SMALL = Case("dualpath", "1P1D", "ds-27b", "32K", agents=32)

@@ -13,8 +13,8 @@ from common.workload.hits import pooled
 from common.workload.scaling import Selection, fit
 from common.workload.trajectories import Trajectory
 from common.workload.trajectories import Turn as Step
-from loadgen.steady import Stream, get_stream
-from loadgen.workload import Played, Source
+from loadgen.simulator.steady import Stream, get_stream
+from loadgen.workload.source import Played, Source
 
 
 def stream(lengths: list[int], turns: int) -> Stream:

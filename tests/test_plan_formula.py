@@ -12,10 +12,10 @@ from common.errors import ConfigError
 from common.perf.bounds import bottleneck_free_range, ratio_limits, shares_when_saturated
 from common.perf.hardware import HARDWARE, Hardware
 from common.perf.units import parse_rate, show_rate
-from loadgen.measure import Slo
-from loadgen.planner import candidate, demand, describe_range, fewest_nodes, num_parts, roomiest
-from loadgen.planner_rules import Asked, asked, machine
-from loadgen.steady import get_stream
+from loadgen.measures.turns import Slo
+from loadgen.plan.planner import candidate, demand, describe_range, fewest_nodes, num_parts, roomiest
+from loadgen.plan.rules import Asked, asked, machine
+from loadgen.simulator.steady import get_stream
 
 NODE = HARDWARE["h800"]
 

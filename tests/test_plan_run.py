@@ -10,9 +10,9 @@ import pytest
 
 from common.errors import ConfigError
 from common.perf.hardware import HARDWARE
-from loadgen.measure import Slo
-from loadgen.planner import make_plan
-from loadgen.planner_rules import asked
+from loadgen.measures.turns import Slo
+from loadgen.plan.planner import make_plan
+from loadgen.plan.rules import asked
 from services.launcher.plan import findings, plan_table
 from tests.launch_harness import launched
 

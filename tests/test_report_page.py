@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.report_html import write_report
+from loadgen.report.html import write_report
 from tests.browser import look
 
 pytestmark = pytest.mark.pictures

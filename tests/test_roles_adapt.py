@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from common.errors import ConfigError
 from common.perf.models import MODELS
-from loadgen.adapt import AGENTS_A_NODE, CASES, Experiment, ratios, spreads
 from loadgen.cli import app
-from loadgen.load import Offline, Online
-from loadgen.report_html import read_results
-from loadgen.report_html.page import render
+from loadgen.report.html import read_results
+from loadgen.report.html.page import render
+from loadgen.studies.adapt import AGENTS_A_NODE, CASES, Experiment, ratios, spreads
+from loadgen.workload.load import Offline, Online
 
 
 def tiny(**others) -> Experiment:
@@ -79,7 +79,7 @@ def test_ratios_are_against_the_best_fixed_ratio_of_each_measure_in_each_round()
 
 
 def test_the_command_writes_what_the_report_shows(tmp_path, monkeypatch):
-    monkeypatch.setattr("loadgen.adapt.AGENTS_A_NODE", 40.0)
+    monkeypatch.setattr("loadgen.studies.adapt.AGENTS_A_NODE", 40.0)
     out = tmp_path / "adapt.json"
     command = ["adapt", "--quick", "--nodes", "5", "--case", "rollout", "--out", str(out), "--progress", "none"]
     done = CliRunner().invoke(app, command)

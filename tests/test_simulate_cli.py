@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from loadgen.cli import app
-from loadgen.experiment import Setting
-from loadgen.like import medians, read_live, scenario_of, setting_of, simulate_like
-from loadgen.report_html import read_results, write_report
+from loadgen.experiments.setting import Setting
+from loadgen.report.html import read_results, write_report
 from loadgen.simulator import simulate
+from loadgen.studies.like import medians, read_live, scenario_of, setting_of, simulate_like
 
 SMALL = ["--cluster", "1P1D", "--model", "ds-27b", "--gpus", "2", "--agents", "6", "--turns", "2"]
 

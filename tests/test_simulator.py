@@ -12,12 +12,12 @@ from pytest import approx
 from common.perf.bounds import Turn as MeanTurn
 from common.workload.hits import hits
 from common.workload.trajectories import Trajectory, Turn
-from loadgen.load import Arrival, Offline, Online
 from loadgen.simulator import Cluster, Overheads, Scenario, offline, online, simulate
 from loadgen.simulator.incidents import SlowNics
 from loadgen.simulator.run import Simulation
 from loadgen.systems import SYSTEMS
-from loadgen.workload import Source
+from loadgen.workload.load import Arrival, Offline, Online
+from loadgen.workload.source import Source
 from services.prefill import batching
 from services.scheduler.policy import Policy, Start, check_integrity
 

@@ -16,12 +16,12 @@ from common.perf.bounds import Turn as MeanTurn
 from common.types import Role
 from common.workload.phases import phased
 from common.workload.trajectories import Trajectory, Turn
-from loadgen.load import Offline
 from loadgen.simulator import Cluster, Scenario, offline, simulate
 from loadgen.simulator.incidents import Failure, Foreign, Join, Slow, SlowNics, parse_incidents
 from loadgen.simulator.roles import AdaptiveRoles, least_nodes, reload_s
 from loadgen.simulator.run import Simulation
-from loadgen.workload import Source
+from loadgen.workload.load import Offline
+from loadgen.workload.source import Source
 from services.scheduler.policy import RoleController, SwitchRole, check_integrity
 
 MEAN = MeanTurn(32_426, 285, 104)

@@ -11,11 +11,11 @@ from common.perf.bounds import Turn as MeanTurn
 from common.perf.models import get_model_profile
 from common.workload.hits import hits
 from common.workload.trajectories import Trajectory, Turn
-from loadgen.load import Arrival, Load, Offline, Online
 from loadgen.simulator import Cluster, Overheads, Scenario
 from loadgen.simulator.decode import DecodeEngine
 from loadgen.simulator.run import Simulation
 from loadgen.systems import SYSTEMS
+from loadgen.workload.load import Arrival, Load, Offline, Online
 from services.scheduler.policy import check_integrity
 
 MEAN = MeanTurn(32_426, 285, 104)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.like import medians, read_live, simulate_like
+from loadgen.studies.like import medians, read_live, simulate_like
 
 pytestmark = [pytest.mark.validation, pytest.mark.timeout(3600)]
 

@@ -18,8 +18,8 @@ from loadgen.bench.isolation_cli import isolation
 from loadgen.bench.loops import measure_loops
 from loadgen.bench.transport import described, measure_all
 from loadgen.conduct import PIPE_WIDTH, errors
-from loadgen.options import Out
-from loadgen.report import number, write_result
+from loadgen.experiments.options import Out
+from loadgen.report.text import number, write_result
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks of parts, against the plainest way to do the same.")
 

@@ -17,9 +17,9 @@ from common.results import check_result_file
 from loadgen.bench.isolation import SHAPE, Phase, measure
 from loadgen.bench.isolation_result import result_of
 from loadgen.conduct import PIPE_WIDTH, errors
-from loadgen.experiment import versions
-from loadgen.options import Out, positive
-from loadgen.report import write_result
+from loadgen.experiments.options import Out, positive
+from loadgen.experiments.setting import versions
+from loadgen.report.text import write_result
 
 
 def isolation(

@@ -15,13 +15,13 @@ from common.clock import monotonic
 from common.rundir import RunDirectory
 from common.watchdog import BOUNDS_S, LIMIT_S, NAME, SLOW
 from common.workload.text import IdText
-from loadgen.agent import Agent
-from loadgen.client import Client
-from loadgen.experiment import Setting, store_directory
-from loadgen.measure import RunLog
-from loadgen.observe import Observer
-from loadgen.placement import CONTROL, placed
-from loadgen.replay import replay
+from loadgen.client.endpoint import Client
+from loadgen.experiments.placement import CONTROL, placed
+from loadgen.experiments.setting import Setting, store_directory
+from loadgen.measures.observe import Observer
+from loadgen.measures.turns import RunLog
+from loadgen.replay.agent import Agent
+from loadgen.replay.closed_loop import replay
 
 #: More than two cores can serve: nothing waits for a model, and reads, copies and tokens come as fast as they can.
 AGENTS, WINDOWS, TIME_FACTOR = 24, 48, 0.5

@@ -11,9 +11,9 @@ from common.perf.models import get_model_profile
 from compose.fabric import parse_shape
 from loadgen.paper.calibration import OFFLINE, ONLINE, Calibration, calibrated
 from loadgen.simulator import Cluster, Scenario, offline, simulate
-from loadgen.steady import Stream, beginning, busy, get_stream, steady
+from loadgen.simulator.steady import Stream, beginning, busy, get_stream, steady
 from loadgen.systems import BOUND_AS
-from loadgen.workload import Source
+from loadgen.workload.source import Source
 
 SMALL_NODES = 3
 
@@ -105,7 +105,7 @@ QUICK = Size(turns=3, online_turns=4, duration_s=90.0)
 
 @dataclass
 class Runner:
-    """Runs cases, each once. results: what they gave, as loadgen.report_html reads runs."""
+    """Runs cases, each once. results: what they gave, as loadgen.report.html reads runs."""
 
     size: Size = FULL
     seed: int = 0

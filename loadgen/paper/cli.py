@@ -14,14 +14,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from common.results import check_result_file
 from loadgen.conduct import PIPE_WIDTH, errors
-from loadgen.experiment import versions
-from loadgen.options import Out, Seed, one_of
+from loadgen.experiments.options import Out, Seed, one_of
+from loadgen.experiments.setting import versions
 from loadgen.paper.calibration import CALIBRATIONS
 from loadgen.paper.cases import FULL, QUICK, OnProgress, Runner
 from loadgen.paper.exhibit import Exhibit, ratios
 from loadgen.paper.exhibits import CALIBRATE, EXHIBITS
 from loadgen.paper.tables import print_calibration, print_exhibit, print_heldout
-from loadgen.report import write_result
+from loadgen.report.text import write_result
 
 ALL = "all"
 

@@ -80,7 +80,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """A table or figure. runs: results of simulations, as loadgen.report_html reads them."""
+    """A table or figure. runs: results of simulations, as loadgen.report.html reads them."""
 
     name: str
     title: str

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from loadgen.capacity import Search
-from loadgen.measure import Slo
+from loadgen.measures.capacity import Search
+from loadgen.measures.turns import Slo
 from loadgen.paper.cases import Case, Runner
 from loadgen.paper.exhibit import Exhibit, Line, Panel, Row
-from loadgen.steady import get_stream
+from loadgen.simulator.steady import get_stream
 
 SYSTEMS = ("tiered", "basic", "dualpath", "oracle")
 #: 0.1, 0.4 and 0.45 are in the text.

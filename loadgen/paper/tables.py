@@ -10,7 +10,7 @@ from rich.table import Table
 from loadgen.paper.calibration import CALIBRATIONS
 from loadgen.paper.exhibit import EXPLAIN_ABOVE_PERCENT, Exhibit, Row, ratios, unexplained
 from loadgen.paper.published import PUBLISHED, Role
-from loadgen.report import number
+from loadgen.report.text import number
 
 
 def print_exhibit(exhibit: Exhibit, console: Console) -> None:

@@ -16,10 +16,10 @@ __all__ = ["Cluster", "Happening", "Overheads", "Scenario", "offline", "online",
 
 
 def simulate(scenario: Scenario, on_progress: Callable[[float], None] = lambda done: None) -> dict[str, Any]:
-    """The outcome of a run, like that of loadgen.trial.trial() for a live cluster: job_s, makespan_s, turns_per_s,
-    summaries of ttft_ms, ttst_ms, tpot_ms and jct_s, ttft_parts_s, balance, nic_bytes; and what simulating cost, under
-    `simulator`. Deterministic, but for that cost. on_progress: told the share of turns that have ended, now and then.
-    ConfigError for a scenario that cannot be."""
+    """The outcome of a run, like that of loadgen.experiments.trial.trial() for a live cluster: job_s, makespan_s,
+    turns_per_s, summaries of ttft_ms, ttst_ms, tpot_ms and jct_s, ttft_parts_s, balance, nic_bytes; and what
+    simulating cost, under `simulator`. Deterministic, but for that cost. on_progress: told the share of turns that have
+    ended, now and then. ConfigError for a scenario that cannot be."""
     begun = thread_time()
     run = Simulation(scenario, on_progress)
     with _no_collection():

@@ -1,4 +1,4 @@
-"""Agents: who sends which turn when (loadgen.agent, loadgen.replay and loadgen.online, on the virtual clock)."""
+"""Agents: who sends which turn when (loadgen.replay, on the virtual clock)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from common.errors import RETRYABLE, ErrorCode
 from common.workload.extend import Extended
 from common.workload.trajectories import Trajectory
-from loadgen.load import Arrival, Load, Offline
 from loadgen.simulator.clock import Clock
 from loadgen.simulator.player import Library, Player
 from loadgen.simulator.records import Records
 from loadgen.simulator.request import Request
+from loadgen.workload.load import Arrival, Load, Offline
 
 #: Attempts at one turn (config.FrontendConfig.max_attempts).
 MAX_ATTEMPTS = 3

@@ -1,7 +1,6 @@
-"""What a run comes to, in the form of a live run (loadgen.outcome), so that the same tables and pages show it.
+"""What a run comes to, in the form of a live run (loadgen.measures.outcome), so that the same tables and pages show it.
 
-Everything is taken from arrays, by the definitions of loadgen.measure and loadgen.capacity: a run may have millions of
-turns.
+Everything is taken from arrays, by the definitions of loadgen.measures: a run may have millions of turns.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.balance import FIRST_SHARE, WINDOW_S, Series, described, mean_max_over_avg
-from loadgen.capacity import PERCENTILE, RULE, WINDOW_SHARE, rises
-from loadgen.load import Online
-from loadgen.measure import FEW_SAMPLES, PERCENTILE_METHOD
+from loadgen.measures.balance import FIRST_SHARE, WINDOW_S, Series, described, mean_max_over_avg
+from loadgen.measures.capacity import PERCENTILE, RULE, WINDOW_SHARE, rises
+from loadgen.measures.turns import FEW_SAMPLES, PERCENTILE_METHOD
 from loadgen.simulator.decode import DecodeEngine
 from loadgen.simulator.records import SPANS
 from loadgen.simulator.run import Simulation
+from loadgen.workload.load import Online
 
 Values = NDArray[np.float64]
 Span = tuple[float, float]
@@ -29,7 +28,7 @@ SERIES_POINTS = 100
 
 
 def summary(values: Values, factor: float = 1.0) -> dict[str, Any]:
-    """As loadgen.measure.summary(), of values that may be no numbers."""
+    """As loadgen.measures.turns.summary(), of values that may be no numbers."""
     ordered = np.sort(values[~np.isnan(values)]) * factor
     count = len(ordered)
 
@@ -108,7 +107,7 @@ def result(run: Simulation, cpu_s: float) -> dict[str, Any]:
 
 
 def verdict(run: Simulation) -> dict[str, Any]:
-    """As loadgen.capacity.verdict(): what an online run says about its rate."""
+    """As loadgen.measures.capacity.verdict(): what an online run says about its rate."""
     last_start = run.agents.last_start
     end = run.ended_at if last_start is None else min(last_start, run.ended_at)
     length = end * WINDOW_SHARE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 
-from loadgen.balance import WINDOW_S, Series
+from loadgen.measures.balance import WINDOW_S, Series
 from loadgen.simulator.clock import Clock
 from loadgen.simulator.lockstep import PrefillGroup
 from loadgen.simulator.machines import Group, Node

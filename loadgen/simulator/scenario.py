@@ -20,10 +20,10 @@ from common.workload.extend import Extended
 from common.workload.hits import BLOCK_TOKENS, pooled
 from common.workload.trajectories import Trajectory
 from common.workload.windows import windows
-from loadgen.load import Arrival, Load, Offline, Online
-from loadgen.measure import Slo
+from loadgen.measures.turns import Slo
 from loadgen.systems import BATCH_TOKENS, SYSTEMS
-from loadgen.workload import Played, Source
+from loadgen.workload.load import Arrival, Load, Offline, Online
+from loadgen.workload.source import Played, Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 async def run_plan(arguments: list[str], progress: Progress) -> dict[str, Any]:
-    """The plan (loadgen.planner.make_plan). ConfigError for what cannot be, with the rule and the nearest value."""
+    """The plan (loadgen.plan.planner.make_plan). ConfigError for what cannot be, with the nearest value."""
     task = progress.add_task("simulated shapes", total=None)
 
     def show(line: str) -> None:

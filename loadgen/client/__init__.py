@@ -1,0 +1,1 @@
+"""The streaming client: what a request sends and what comes back, with its times."""

@@ -1,0 +1,1 @@
+"""The planner: how many nodes of each role serve a load."""

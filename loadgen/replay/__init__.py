@@ -1,0 +1,1 @@
+"""Agents that play their sessions against a server, in a closed or an open loop."""

@@ -1,0 +1,1 @@
+"""What runs say to people and to programs."""
