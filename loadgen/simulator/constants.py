@@ -54,6 +54,7 @@ class Constants:
     turn_s: float
     report_s: float
     gather_s: float
+    forward_s: float
     handover_s: float
     policy: PolicyConfig
 
@@ -105,6 +106,7 @@ def constants(scenario: Scenario) -> Constants:
         turn_s=overheads.turn_s,
         report_s=overheads.report_s,
         gather_s=overheads.gather_s,
+        forward_s=overheads.forward_s,
         handover_s=overheads.handover_s,
         policy=PolicyConfig(
             settings["scheduler.read_side"],

@@ -95,7 +95,7 @@ class Layerwise(PrefillEngine):
         step = seconds / steps
         handed, send_s = self._hand_off(forward)
         load, send = forward.load_s / steps, send_s / steps
-        opened = max(now, forward.planned_at + load)
+        opened = max(now, forward.planned_at + self.constants.forward_s + load)
         pace = max(step, (load + step + send) / 2, load + send)
         ends = max(opened + step + (steps - 1) * pace, forward.load_end + step)
         forward.drained_at = max(ends + send, handed)

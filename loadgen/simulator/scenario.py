@@ -102,11 +102,13 @@ class Overheads:
     """Constants of the control plane, real seconds, the same for every system. turn_s: from an agent's sending of
     a turn to the scheduler. report_s: how long a changed load waits for others before a group's leader fetches (live
     engines, on one host: 5 ms). gather_s: how long a round of a prefill group waits for engines that have no forward
-    yet. handover_s: from the arrival of a request's last rows to the decode engine's knowing of it."""
+    yet. forward_s: from the plan of a layerwise forward to the engine's knowing that its first layers are there, beside
+    their load. handover_s: from the arrival of a request's last rows to the decode engine's knowing of it."""
 
     turn_s: float = 0.0
     report_s: float = 0.02
     gather_s: float = 0.0
+    forward_s: float = 0.0
     handover_s: float = 0.0
 
 

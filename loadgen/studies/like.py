@@ -29,10 +29,11 @@ from loadgen.workload.load import Load, Offline, Online
 from loadgen.workload.source import Source
 
 #: Of live clusters on one host, wall seconds, which a time factor divides. TURN_S: what an agent's turn takes through
-#: client, front end and scheduler beside its parts (80 ms on an idle host). HANDOVER_S: from the last row in the
+#: client, front end and scheduler beside its parts (80 ms on an idle host). FORWARD_S: what the prefill part of a single
+#: layerwise forward takes beside its compute and bytes (81 ms on an idle host). HANDOVER_S: from the last row in the
 #: staging buffer to its copy to device memory, through four processes: 11 ms on an idle host, 85 to 270 ms while it is
 #: busy; one constant for all. REPORT_S, GATHER_S: services.engine.fetching and lockstep.
-TURN_S, HANDOVER_S, REPORT_S, GATHER_S = 0.08, 0.1, 0.005, 0.01
+TURN_S, FORWARD_S, HANDOVER_S, REPORT_S, GATHER_S = 0.08, 0.08, 0.1, 0.005, 0.01
 #: What is compared, and where a run has it.
 MEASURES: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
     "JCT s": lambda run: run["job_s"],
@@ -42,10 +43,10 @@ MEASURES: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
     "TTST mean ms": lambda run: run["ttst_ms"]["mean"],
     "TPOT mean ms": lambda run: run["tpot_ms"]["mean"],
     "trajectory JCT mean s": lambda run: run["jct_s"]["mean"],
-    "scheduling s": lambda run: run["ttft_parts_s"]["scheduling"],
-    "allocation s": lambda run: run["ttft_parts_s"]["allocation"],
-    "read s": lambda run: run["ttft_parts_s"]["read"],
-    "prefill s": lambda run: run["ttft_parts_s"]["prefill"],
+    "scheduling s": lambda run: run["ttft_parts_s"].get("scheduling"),
+    "allocation s": lambda run: run["ttft_parts_s"].get("allocation"),
+    "read s": lambda run: run["ttft_parts_s"].get("read"),
+    "prefill s": lambda run: run["ttft_parts_s"].get("prefill"),
     "attention max/avg": lambda run: (run["balance"]["attention"] or {}).get("rounds"),
     "SNIC max/avg": lambda run: (run["balance"]["snic"] or {}).get("mean"),
 }
@@ -191,7 +192,13 @@ def scenario_of(setting: Setting, result: Mapping[str, Any], run: Mapping[str, A
         Turn(round(mean.hit), round(mean.miss), round(mean.generate)),
         seed=setting.seed,
         slo=slo,
-        overheads=Overheads(TURN_S / factor, REPORT_S / factor, GATHER_S / factor, HANDOVER_S / factor),
+        overheads=Overheads(
+            turn_s=TURN_S / factor,
+            report_s=REPORT_S / factor,
+            gather_s=GATHER_S / factor,
+            forward_s=FORWARD_S / factor,
+            handover_s=HANDOVER_S / factor,
+        ),
     )
 
 
