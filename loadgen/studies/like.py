@@ -29,7 +29,7 @@ from loadgen.workload.load import Load, Offline, Online
 from loadgen.workload.source import Source
 
 #: Of live clusters on one host, wall seconds, which a time factor divides. TURN_S: what an agent's turn takes through
-#: client, front end and scheduler beside its parts (80 ms on an idle host). FORWARD_S: what the prefill part of a single
+#: client, front end and scheduler beside its parts (80 ms on an idle host). FORWARD_S: what the prefill part of one
 #: layerwise forward takes beside its compute and bytes (81 ms on an idle host). HANDOVER_S: from the last row in the
 #: staging buffer to its copy to device memory, through four processes: 11 ms on an idle host, 85 to 270 ms while it is
 #: busy; one constant for all. REPORT_S, GATHER_S: services.engine.fetching and lockstep.
