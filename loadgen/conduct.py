@@ -59,8 +59,13 @@ async def _interrupted(work: Coroutine[Any, Any, None]) -> bool:
     return False
 
 
+def stdout_console() -> Console:
+    """Tables are not squeezed into 80 columns where there is no terminal."""
+    return Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+
+
 def _tell(result: dict[str, Any], out: Path | None) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    console = stdout_console()
     print_runs(result, console)
     if "capacity" in result:
         print_capacity(result, console)

@@ -57,7 +57,8 @@ def test_own_address_of_a_name_that_is_unknown() -> None:
 
 def test_engine_gets_its_addresses_and_the_model(container: Callable[[str], None]) -> None:
     command, environment = entry.prepare(["prefill", "--name", "p"], {"DUALPATH_MODEL__NAME": "mine"})
-    assert command == ["dualpath", "serve", "prefill", "--config", str(entry.CONFIG), "--name", "p"]
+    assert command[:2] == ["setpriv", "--no-new-privs"]
+    assert command[2:] == ["dualpath", "serve", "prefill", "--config", str(entry.CONFIG), "--name", "p"]
     assert environment == {
         "DUALPATH_NETWORK__HOST": OWN["cnic"],
         "DUALPATH_NETWORK__SNIC": OWN["snic"],

@@ -109,7 +109,7 @@ class DirectoryStore:
             return [None] * len(keys)
         parts: list[FilePart | None] = []
         try:
-            await to_the_end(self._in(self._opening, lambda: parts.extend(map(self._open_part, keys))))
+            await to_the_end(self._in(self._opening, self._open_parts, keys, parts))
         except asyncio.CancelledError:
             for part in parts:
                 if part is not None:
@@ -124,6 +124,11 @@ class DirectoryStore:
             self._written.inc()
             self._written_bytes.inc(payload.nbytes)
         return stored
+
+    def _open_parts(self, keys: Sequence[bytes], parts: list[FilePart | None]) -> None:
+        """Up to the first that is not cached: opening what is not may take long, and read() opens it again."""
+        for key in keys:
+            parts.append(self._open_part(key) if not parts or parts[-1] is not None else None)
 
     def _read_blocks(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
         return [self._read_block(key, block) for key, block in zip(keys, into, strict=True)]

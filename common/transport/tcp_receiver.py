@@ -137,7 +137,9 @@ class Stream:
                 self._refuse(status.name.lower())
             self.since = None
             self._acks += ACK.pack(header.transfer, status)
-            if len(self._acks) >= MAX_UNACKED // 2 * ACK.size:
+            if self._turn >= TURN_BYTES:
+                yield 1
+            elif len(self._acks) >= MAX_UNACKED // 2 * ACK.size:
                 self._acknowledge()
         self._acknowledge()
 

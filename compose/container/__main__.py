@@ -49,6 +49,7 @@ def prepare(arguments: list[str], environment: dict[str, str]) -> tuple[list[str
     if task == "model":
         model = ["--model", environment["MODEL"]] if environment.get("MODEL") else []
         return [] if names_model(config) else ["dualpath", "fetch", *model, "--out", str(SERVED)], environment
+    Path(GIVEN).unlink(missing_ok=True)  # those of the container's last start
     addresses = {nic: own_address(nic) for nic in nics_of(Role(task))}
     for nic, address in addresses.items():
         if text := environment.get(f"{nic.upper()}_RATE"):
@@ -58,7 +59,9 @@ def prepare(arguments: list[str], environment: dict[str, str]) -> tuple[list[str
     if task != Role.SCHEDULER and not names_model(config):
         settings |= served()
     variables = {f"{ENV_PREFIX}{name.replace('.', '__').upper()}": value for name, value in settings.items()}
-    return ["dualpath", "serve", task, "--config", str(CONFIG), *rest], variables | environment
+    # from here on nobody gets CAP_NET_ADMIN from a file any more
+    command = ["setpriv", "--no-new-privs", "dualpath", "serve", task, "--config", str(CONFIG), *rest]
+    return command, variables | environment
 
 
 def names_model(config: Config) -> bool:

@@ -24,6 +24,7 @@ def main() -> int:
     """Exit status 0 if healthy; says what is wrong, for `docker inspect`."""
     if lost := [address for address in _given() if not is_own(address)]:
         print(f"no longer has {', '.join(lost)}: ending, to begin again with the addresses that there are now")
+        os.unlink(GIVEN)  # told once: a second signal would end it without a drain
         os.kill(1, signal.SIGTERM)
         return 1
     # by hand: an HTTP client takes several times as long to load as all the rest

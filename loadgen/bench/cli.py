@@ -17,7 +17,7 @@ from loadgen.bench.iperf import iperf3_gib_per_s
 from loadgen.bench.isolation_cli import isolation
 from loadgen.bench.loops import measure_loops
 from loadgen.bench.transport import described, measure_all
-from loadgen.conduct import PIPE_WIDTH, errors
+from loadgen.conduct import errors, stdout_console
 from loadgen.experiments.options import Out
 from loadgen.report.text import number, write_result
 
@@ -42,7 +42,7 @@ def transport_command(
     out: Out = None,
 ) -> None:
     """Rates and CPU time of every hop of KV bytes, as ratios to a plain copy, memcpy, sendfile, Mooncake and NIXL."""
-    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    console = stdout_console()
     with errors():
         check_result_file(out)
         result = asyncio.run(_measured(rounds, str(peer_python), loops))

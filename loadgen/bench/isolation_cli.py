@@ -7,7 +7,6 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from common.config import QosConfig
@@ -16,7 +15,7 @@ from common.perf.units import parse_rate
 from common.results import check_result_file
 from loadgen.bench.isolation import SHAPE, Phase, measure
 from loadgen.bench.isolation_result import result_of
-from loadgen.conduct import PIPE_WIDTH, errors
+from loadgen.conduct import errors, stdout_console
 from loadgen.experiments.options import Out, positive
 from loadgen.experiments.setting import versions
 from loadgen.report.text import write_result
@@ -31,7 +30,7 @@ def isolation(
 ) -> None:
     """A small message of the high class: idle, under KV without classes, and with classes at both ends; also where KV
     comes from other nodes (incast). On network namespaces; needs root."""
-    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    console = stdout_console()
 
     def tell(number: int, phase: Phase, latency: Latency) -> None:
         print(f"round {number + 1} of {rounds}, {phase.name}: {latency}", file=sys.stderr, flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from common.results import check_result_file
-from loadgen.conduct import PIPE_WIDTH, errors
+from loadgen.conduct import errors, stdout_console
 from loadgen.experiments.options import Out, Seed, one_of
 from loadgen.experiments.setting import versions
 from loadgen.paper.calibration import CALIBRATIONS
@@ -37,7 +36,7 @@ def paper(
     out: Out = None,
 ) -> None:
     """Tables and figures of the paper out of the simulator: ours beside the published number where there is one."""
-    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    console = stdout_console()
     with errors():
         check_result_file(out)
         one_of("WHAT", what, (*EXHIBITS, *CALIBRATE, ALL))

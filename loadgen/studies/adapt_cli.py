@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
@@ -14,7 +13,7 @@ from rich.table import Table
 
 from common.perf.models import MODELS
 from common.results import check_result_file
-from loadgen.conduct import PIPE_WIDTH, errors
+from loadgen.conduct import errors, stdout_console
 from loadgen.experiments.options import Out, Quick, Seed, Show, one_of
 from loadgen.experiments.setting import versions
 from loadgen.progress import ProgressMode
@@ -67,7 +66,7 @@ def command(
             early = "interrupted"
         if runs:
             result = conclude(experiment, runs)
-            _print(result, Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH))
+            _print(result, stdout_console())
             if out is not None:
                 write_result({**result, **({"ended_early": early} if early else {})}, out)
         if early:

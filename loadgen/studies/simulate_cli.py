@@ -26,7 +26,7 @@ from common.results import check_result_file
 from common.workload.hits import BLOCK_TOKENS
 from common.workload.table2 import TABLE2
 from compose.fabric import parse_shape
-from loadgen.conduct import PIPE_WIDTH, errors
+from loadgen.conduct import errors, stdout_console
 from loadgen.experiments import jobs
 from loadgen.experiments.options import (
     AppendScale,
@@ -213,13 +213,13 @@ def _like(path: Path, systems: list[str] | None, out: Path | None, progress: Pro
     with shown(progress) as start:
         done = start(f"like {path.name}")
         pairs = simulate_like(live, lambda pairs: done(pairs / len(live["runs"])))
-    print_pairs(pairs, _console())
+    print_pairs(pairs, stdout_console())
     if out is not None:
         write_result(result_of(pairs, live, path.name), out)
 
 
 def _tell(result: dict[str, Any], out: Path | None) -> None:
-    console = _console()
+    console = stdout_console()
     print_runs(result, console)
     if result["ratios"]:
         print_ratios(result, console)
@@ -234,10 +234,6 @@ def _tell(result: dict[str, Any], out: Path | None) -> None:
         )
     if out is not None:
         write_result(result, out)
-
-
-def _console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
 
 
 # -- input --

@@ -106,7 +106,7 @@ class EngineService(Service, Generic[S]):
         self.traffic_manager: Link = self.node.link(endpoint)
         attached: Attached = await self.traffic_manager.call(
             Attach(self.incarnation, self.role, self._device_region(self.memory), self.settings.buffer),
-            self.config.timeouts.call_s,
+            self.config.timeouts.start_s,  # it makes all of its memory present first
         )
         self._traffic_manager_incarnation = attached.incarnation
         self._capacity = self.capacity(attached.buffer_blocks)

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from common.health import Page
-from common.pages import Subject, pages
+from common.pages import LIVE, METRICS, READY, Subject, pages
 from services.frontend.client_request import Asked
 from services.frontend.errors import HANDLERS, REQUEST_ID, ApiError
 from services.frontend.generation import asked
@@ -80,7 +80,7 @@ def build_app(cluster: Cluster) -> Starlette:
         Route("/openapi.json", api.openapi, methods=["GET"]),
         Route("/health", api.health, methods=["GET"]),
     ]
-    public = ["/live", "/ready"] if cluster.tenants.need_keys else ["/live", "/ready", "/metrics"]
+    public = [LIVE, READY] if cluster.tenants.need_keys else [LIVE, READY, METRICS]
     routes += [Route(path, _served(page), methods=["GET"]) for path, page in pages(cluster).items() if path in public]
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.router.redirect_slashes = False

@@ -348,7 +348,10 @@ class ClientRequest:
 
     def _advance(self, event: Event) -> Update:
         if isinstance(event, DualPathError):
-            raise event
+            try:
+                raise event
+            finally:
+                del event  # its traceback and this frame would keep each other, and the prompt
         if isinstance(event, FinishReason):
             text = self._text.finish()
             return Update([], text, FinishReason.STOP if self._text.stopped else event)

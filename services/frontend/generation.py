@@ -53,7 +53,10 @@ class Generation:
                 self._tasks = [asyncio.create_task(forward) for forward in forwards]
             index, news = await self._arrived.get()
             if isinstance(news, Exception):
-                raise news
+                try:
+                    raise news
+                finally:
+                    del news  # its traceback and this frame would keep each other, and the prompt
             update = news
         self._num_ended += update.finish_reason is not None
         return index, update
@@ -74,6 +77,9 @@ class Generation:
         """Nobody waits for updates any more."""
         for task in self._tasks:
             task.cancel()
+        self._tasks.clear()
+        while not self._arrived.empty():
+            self._arrived.get_nowait()
 
     async def _forward(self, index: int, request: ClientRequest) -> None:
         try:

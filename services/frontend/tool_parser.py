@@ -7,10 +7,12 @@ string is. What turns out to be no call is content, to the letter.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import NoReturn
 
 BEGIN, END = "<tool_call>", "</tool_call>"
+STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class ToolParser:
         text = self._held + text
         content = ""
         calls = []
-        while (begin := text.find(BEGIN)) >= 0 and (end := text.find(END, begin)) >= 0:
+        while (begin := text.find(BEGIN)) >= 0 and (end := _end(text, begin + len(BEGIN))) >= 0:
             call = _parse(text[begin + len(BEGIN) : end])
             end += len(END)
             if call is not None:
@@ -42,7 +44,7 @@ class ToolParser:
             content += text[:end] if call is None else text[:begin].rstrip()
             self._after_call = call is not None
             text = text[end:]
-        sure = len(text[: begin if begin >= 0 else _first_part(text)].rstrip())
+        sure = len(text[: begin if begin >= 0 else _first_part(text, BEGIN)].rstrip())
         self._held = text[sure:]
         self._after_call = self._after_call and not sure
         return content + text[:sure], calls
@@ -51,15 +53,23 @@ class ToolParser:
         """What was held back. A call that only lacks its end counts."""
         text, self._held = self._held, ""
         before, begin, inside = text.partition(BEGIN)
-        call = _parse(inside) if begin else None
+        call = _parse(inside[: _first_part(inside, END)]) if begin else None
         if call is not None:
             return before.rstrip(), [call]
         return "" if self._after_call and not text.strip() else text, []
 
 
-def _first_part(text: str) -> int:
-    """Where a part of BEGIN at the end of the text starts."""
-    part = next(size for size in range(len(BEGIN) - 1, -1, -1) if text.endswith(BEGIN[:size]))
+def _end(text: str, begin: int) -> int:
+    """Where the first END is that is in no JSON string; -1: not yet."""
+    end = text.find(END, begin)
+    while end >= 0 and '"' in STRING.sub("", text[begin:end]):
+        end = text.find(END, end + len(END))
+    return end
+
+
+def _first_part(text: str, tag: str) -> int:
+    """Where a part of the tag at the end of the text starts."""
+    part = next(size for size in range(len(tag) - 1, -1, -1) if text.endswith(tag[:size]))
     return len(text) - part
 
 
@@ -71,7 +81,7 @@ def _parse(text: str) -> ToolCall | None:
         name, arguments = call.get("name"), call.get("arguments")
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             return None
-        found = ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+        found = ToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
         (found.name + found.arguments).encode()  # escapes may spell what is no Unicode
     except (ValueError, RecursionError):
         return None

@@ -29,7 +29,7 @@ def keys_command(
 
 
 async def _keys(directory: Path) -> int:
-    if (directory / "cluster.key_secret").exists():
+    if os.path.exists(directory / "cluster.key_secret"):
         read_key_pair(str(directory))
         say(f"the keys in {directory} are kept")
         return 0
@@ -67,12 +67,13 @@ async def _fetch(spec: str, out: Path | None) -> int:
     with Progress(TextColumn("{task.description}"), console=errors) as progress:
         model = await get_model(spec, progress)
     fields = {"path": str(model.path), "name": model.name, "digest": model.digest}
-    section = "\n".join(["[model]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]) + "\n"
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()]
+    section = "\n".join(["[model]", *lines, ""])
     if out is None:
         results.print(section, end="", markup=False, highlight=False, soft_wrap=True)
         return 0
     try:
-        with tempfile.NamedTemporaryFile("w", dir=out.parent, delete=False) as file:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=out.parent, delete=False) as file:
             file.write(section)
         os.chmod(file.name, 0o644)
         os.replace(file.name, out)

@@ -46,6 +46,12 @@ def parse(pieces: Iterable[str]) -> tuple[str, list[ToolCall]]:
         (f"{CALL}\nand then", "\nand then", [RUN]),
         (f"one {CALL} two {CALL}", "one two", [RUN, RUN]),
         (CALL.removesuffix("</tool_call>"), "", [RUN]),
+        (CALL.removesuffix("_call>"), "", [RUN]),
+        (
+            '<tool_call>{"name": "f", "arguments": {"x": "a\\"</tool_call>b"}}</tool_call>',
+            "",
+            [ToolCall("f", '{"x": "a\\"</tool_call>b"}')],
+        ),
         (f"{CALL}\n<tool_call>x</tool_call>", "\n<tool_call>x</tool_call>", [RUN]),
         (f"<tool_call>x</tool_call> {CALL}", "<tool_call>x</tool_call>", [RUN]),
         (
@@ -77,6 +83,8 @@ def test_calls_worked_by_hand(text: str, content: str, calls: list[ToolCall]) ->
         '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
         '<tool_call>{"name": "run", "arguments": "ls"}</tool_call>',
         '<tool_call>{"name": "run", "arguments": {"n": NaN}}</tool_call>',
+        '<tool_call>{"name": "run", "arguments": {"n": 1e999}}</tool_call>',
+        '<tool_call>{"name": "run", "arguments": {"text": "no end}}</tool_call>',
         '<tool_call>{"name": "run", "arguments": {"text": "\\ud800"}}</tool_call>',
         "<tool_call>" + "[" * 100_000 + "</tool_call>",
     ],
