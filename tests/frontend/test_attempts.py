@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from common.errors import DualPathError, ErrorCode
-from services.frontend.client_request import REFUSED_PAUSE_S
+from services.frontend.client_request import REFUSED_PAUSE_S, ClientRequest
 from tests.frontend_harness import (
     BOS,
     EOS,
@@ -35,7 +36,7 @@ def loses(code: ErrorCode, after: int, times: int = 1) -> Any:
         done = attempt.request.num_generated
         if attempt.request.attempt < times:
             attempt.tokens(ids[done : done + after])
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)
             attempt.failed(code)
         else:
             await attempt.output(ids[done:])
@@ -67,7 +68,7 @@ async def test_usage_counts_each_token_once_and_the_first_attempts_hits(served: 
         done = attempt.request.num_generated
         attempt.started(cached=64 * attempt.request.attempt + 5)
         attempt.tokens(ids[done : done + 3])
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
         if done + 3 < len(ids):
             attempt.failed(ErrorCode.ENGINE_LOST)
         else:
@@ -100,6 +101,22 @@ async def test_what_another_attempt_would_not_change_is_not_retried(served: Serv
     assert len(served.cluster.requests) == 1
 
 
+@pytest.mark.parametrize("n", [1, 2])
+async def test_what_has_failed_is_freed_without_a_collection(served: Served, n: int) -> None:
+    """Full collections wait for a calm moment (common.collector): prompts must not wait with them."""
+    served.cluster.script = loses(ErrorCode.INTERNAL, after=0, times=99)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            assert (await served.complete(n=n)).status_code == 500
+        await served.ended()
+        kept = [each for each in gc.get_objects() if isinstance(each, ClientRequest)]
+    finally:
+        gc.enable()
+    assert kept == []
+
+
 async def test_a_stream_that_has_begun_ends_with_an_error_event(served: Served) -> None:
     served.cluster.script = loses(ErrorCode.INTERNAL, after=2, times=99)
     events = await served.stream(stream_options={"include_usage": True})
@@ -126,14 +143,14 @@ async def test_messages_of_an_older_attempt_are_dropped(served: Served) -> None:
         if attempt.request.attempt == 0:
             old.append(attempt)
             attempt.tokens(ids[:2])
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)
             attempt.failed(ErrorCode.ENGINE_LOST)
             return
         old[0].tokens(encode("XXXX"), index=2)
         old[0].started(99)
         old[0].finished(2)
         old[0].failed(ErrorCode.INTERNAL)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
         await attempt.output(ids[2:])
 
     served.cluster.script = script
@@ -157,7 +174,7 @@ async def test_an_attempt_lost_after_its_last_token_is_complete(
 ) -> None:
     async def script(attempt: Attempt) -> None:
         attempt.tokens(ids)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
         attempt.failed(ErrorCode.ENGINE_LOST)
 
     served.cluster.script = script
