@@ -116,7 +116,7 @@ def _post(request: str, answer: str, streams: bool = False) -> dict[str, Any]:
 def _get(answer: str, security: bool = True, streams: bool = False) -> dict[str, Any]:
     content = _json(answer)
     if streams:
-        content["text/event-stream"] = {"schema": _STRING}
+        content["text/event-stream"] = {"schema": _object(data=_STRING)}  # of each event
     failures = {status: {"description": why, "content": _json("Error")} for status, why in FAILURES.items()}
     responses = {"200": {"description": "What was asked for", "content": content}, **failures}
     return {"responses": responses, **({"security": [{}, {"key": []}]} if security else {})}
