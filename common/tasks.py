@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,9 +19,16 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        while not task.done():  # cancelled again
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # nobody is left to be told
+        await settle(task)
         raise
+
+
+async def settle(future: asyncio.Future[Any]) -> None:
+    """Wait until it is done, well or not, however often the caller is cancelled. Only for what is sure to end."""
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError:
+            continue
+    if not future.cancelled():
+        future.exception()  # taken note of

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from common.tasks import settle
 from common.transport.base import TransferError, check_runs
 from common.transport.copying import copy_runs
 from common.transport.files import FileJob, read_parts
 from common.transport.memory import Memory
-from common.transport.mover import Job, Mover, Regions, settle
+from common.transport.mover import Job, Mover, Regions
 from common.transport.region import RegionDescriptor
 
 #: A batch of at most so many bytes and runs is copied at once: handing it to the thread would take longer.

@@ -9,8 +9,9 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
+from common.tasks import settle
 from common.transport.base import Batch, Intent, TransferError
 from common.transport.files import FileJob
 from common.transport.memory import Memory
@@ -115,14 +116,3 @@ async def see_through(flow: F, deadline: float, expire: Callable[[F], None]) -> 
         expiry.cancel()
     if failure is not None:
         raise TransferError(failure)
-
-
-async def settle(future: asyncio.Future[Any]) -> None:
-    """Wait until it is done, well or not, however often the caller is cancelled. Only for what is sure to end."""
-    while not future.done():
-        try:
-            await asyncio.wait({future})
-        except asyncio.CancelledError:
-            continue
-    if not future.cancelled():
-        future.exception()  # taken note of
