@@ -36,12 +36,14 @@ RUN_BYTES = 16
 MAX_UNACKED = 64
 MAX_UNACKED_BYTES = 16 << 20
 #: One vectored call moves so much at most, between its checksum and its copy it stays in the processor's cache.
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 512 << 10
 MAX_SLICES = 128
 #: Where a frame has many runs, shorter than this on average, its bytes are gathered before they are sent, and scattered
 #: when all of them have been received: cheaper than a place of its own for each in the vectored calls.
 SHORT_RUN_BYTES = 4 << 10
 SCRATCH_BYTES = 1 << 20
+#: A stream that has more to send, or to take, gives the event loop back after so many bytes.
+TURN_BYTES = 8 << 20
 
 # magic, version, traffic class, region key, transfer, runs, payload bytes, table checksum
 _HEADER = struct.Struct(f"<4sHBx{REGION_KEY_BYTES}sQIIQ")

@@ -29,6 +29,7 @@ from common.transport.tcp_frames import (
     MAX_RUNS,
     MAX_UNACKED,
     RUN_BYTES,
+    TURN_BYTES,
     Cursor,
     FrameError,
     Header,
@@ -45,11 +46,9 @@ MAX_CONNECTIONS = 1024
 DISCARD_BYTES = 64 << 10
 #: Pause after a failed accept (out of descriptors), seconds.
 ACCEPT_RETRY_S = 0.05
-#: A stream that has more to take gives the event loop back after so many bytes.
-TURN_BYTES = 4 << 20
 #: In mid-frame a stream waits for so many bytes, or for the rest of the frame; one call takes as many as are there, but
 #: no more than these: few steps of Python a byte, and the checksum still finds them in a cache.
-WAKE_BYTES = 1 << 20
+WAKE_BYTES = 2 << 20
 TAKE_BYTES = 4 << 20
 #: Late streams are looked for so many times within their time.
 SWEEPS = 4

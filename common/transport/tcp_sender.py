@@ -10,11 +10,8 @@ from collections.abc import Callable
 
 from common.transport.classes import TRAFFIC_CLASSES, TrafficClass, mark
 from common.transport.loopback import do_not_pace_loopback
-from common.transport.tcp_frames import ACK, MAX_UNACKED, MAX_UNACKED_BYTES, Scratch, Status
+from common.transport.tcp_frames import ACK, MAX_UNACKED, MAX_UNACKED_BYTES, TURN_BYTES, Scratch, Status
 from common.transport.tcp_sending import Flow, Frame
-
-#: A stream that could send more gives the event loop back after so many calls.
-TURN_CALLS = 16
 
 _REASONS = {status.value: status.name.lower().replace("_", " ") for status in Status}
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once, with a reset instead of what has not been sent
@@ -55,7 +52,8 @@ class Connection:
 
         flow.done.add_done_callback(ended)
         self._ready.append(flow)
-        self._watch()
+        if self._sock is not None and not self._writing:
+            self._on_writable()  # a socket that is not waited for has room
 
     def expire(self, flow: Flow) -> None:
         """Its deadline has passed. What has begun can only be ended together with the stream."""
@@ -121,13 +119,15 @@ class Connection:
     def _on_writable(self) -> None:
         assert self._sock is not None
         try:
-            for _ in range(TURN_CALLS):
+            turn = 0
+            while turn < TURN_BYTES:
                 if self._frame is None:
                     self._frame = self._next_frame()
                 if self._frame is None:
                     break
                 flow, frame = self._frame
-                if frame.send(self._sock):
+                turn += frame.send(self._sock)
+                if frame.whole:
                     self._unacked.append((flow, frame.num_bytes))
                     self._unacked_bytes += frame.num_bytes
                     self._frame = None

@@ -38,8 +38,12 @@ class Frame(Protocol):
 
     num_bytes: int
 
-    def send(self, sock: socket.socket) -> bool:
-        """One call. True once the whole frame is in the socket; OSError."""
+    @property
+    def whole(self) -> bool:
+        """All of it is in the socket."""
+
+    def send(self, sock: socket.socket) -> int:
+        """One call. The bytes that the socket took; OSError."""
 
 
 class Flow:
@@ -121,15 +125,19 @@ class MemoryFrame:
         self._next = [head]  # what the socket takes next
         self._digest = xxh3_64()
 
-    def send(self, sock: socket.socket) -> bool:
+    @property
+    def whole(self) -> bool:
+        return not self._next and not self._body.remaining
+
+    def send(self, sock: socket.socket) -> int:
         if self._body.remaining and len(self._next) < 2:
             self._add_chunk()
-        sent = sock.sendmsg(self._next)
-        while self._next and sent >= len(self._next[0]):
-            sent -= len(self._next.pop(0))
-        if sent:
-            self._next[0] = self._next[0][sent:]
-        return not self._next and not self._body.remaining
+        rest = sent = sock.sendmsg(self._next)
+        while self._next and rest >= len(self._next[0]):
+            rest -= len(self._next.pop(0))
+        if rest:
+            self._next[0] = self._next[0][rest:]
+        return sent
 
     def _add_chunk(self) -> None:
         views = self._body.slices(self._memory)
@@ -170,17 +178,24 @@ class FileFrame:
         self._short = False
         self._seal: memoryview | None = None
 
-    def send(self, sock: socket.socket) -> bool:
+    @property
+    def whole(self) -> bool:
+        return self._seal is not None and not self._seal
+
+    def send(self, sock: socket.socket) -> int:
         rest = self._part.length - self._sent
         if self._head:
-            self._head = self._head[sock.send(self._head, socket.MSG_MORE) :]
+            sent = sock.send(self._head, socket.MSG_MORE)
+            self._head = self._head[sent:]
         elif rest and self._short:
-            self._sent += sock.send(_ZEROS[:rest])
+            sent = sock.send(_ZEROS[:rest])
+            self._sent += sent
         elif rest:
             sent = os.sendfile(sock.fileno(), self._part.fd, self._part.offset + self._sent, min(rest, SENDFILE_BYTES))
             self._sent += sent
             self._short = not sent
         else:
             self._seal = self._seal if self._seal is not None else self._flow.seal(self._part.checksum)
-            self._seal = self._seal[sock.send(self._seal) :]
-        return self._seal is not None and not self._seal
+            sent = sock.send(self._seal)
+            self._seal = self._seal[sent:]
+        return sent

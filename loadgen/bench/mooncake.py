@@ -1,4 +1,4 @@
-"""Mooncake Transfer Engine over TCP (optional: mooncake-transfer-engine-non-cuda), the same pieces as one batch."""
+"""Mooncake Transfer Engine over TCP (optional: mooncake-transfer-engine-non-cuda), the same pieces in batches."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from common.transport.base import cut_runs
 from loadgen.bench.pieces import Layout
 from loadgen.bench.side import Side
+
+#: Of one batch: some thousand more, and it fails.
+MAX_PIECES = 1024
 
 
 def _engine(memory: Any) -> Any:
@@ -39,10 +43,14 @@ async def active(layout: Layout, address: str) -> AsyncIterator[Side]:
     engine = _engine(memory)
     port, start = map(int, address.split())
     runs = layout.runs() + np.array([memory.ctypes.data, start, 0])
-    columns = [column.tolist() for column in runs.T]
+    batches = [[column.tolist() for column in batch.T] for batch in cut_runs(runs, layout.region_bytes, MAX_PIECES)]
+
+    def write() -> None:
+        for columns in batches:
+            if engine.batch_transfer_sync_write(f"127.0.0.1:{port}", *columns):
+                raise RuntimeError("mooncake: a batch failed")
 
     async def move() -> None:
-        if await asyncio.to_thread(engine.batch_transfer_sync_write, f"127.0.0.1:{port}", *columns):
-            raise RuntimeError("mooncake: the batch failed")
+        await asyncio.to_thread(write)
 
     yield Side(move=move)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -85,6 +86,13 @@ class Process:
     def pid(self) -> int:
         return self._process.pid
 
+    def hold(self) -> None:
+        """Let it do nothing."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def let_go(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     async def _last_line(self) -> str:
         assert self._process.stderr is not None
         lines = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
@@ -98,27 +106,42 @@ class Process:
 
 
 class Pair:
-    """Both processes, ready to move. holder: the one with the target region; passive: a process id."""
+    """Both processes, ready to move. holder: the one with the target region; passive: a process id. still: processes
+    that are held while they are not measured, for some poll when there is nothing to do, at the cost of the others."""
 
-    def __init__(self, layout: Layout, active: Process, passive: int, holder: Process) -> None:
+    def __init__(
+        self, layout: Layout, active: Process, passive: int, holder: Process, still: Sequence[Process] = ()
+    ) -> None:
         self._layout = layout
         self._active = active
         self._passive = passive
         self._holder = holder
+        self._still = still
 
-    async def measure(self, moves: int) -> Measured:
-        """So many moves, one after the other."""
-        before = self._cpu_s()
-        seconds = [await self._active.ask("move") for _ in range(moves)]
-        used = [after - then for after, then in zip(self._cpu_s(), before, strict=True)]
-        return Measured(moves * self._layout.region_bytes, sum(seconds), *used)
+    async def measure(self) -> Measured:
+        """One move, after one that wakes both up."""
+        with self._awake():
+            await self._active.ask("move")
+            before = self._cpu_s()
+            seconds = await self._active.ask("move")
+            used = [after - then for after, then in zip(self._cpu_s(), before, strict=True)]
+        return Measured(self._layout.region_bytes, seconds, *used)
 
     async def check(self) -> None:
         """ConfigError unless every piece is in its place."""
-        await self._active.ask("move")
-        expected = xxhash.xxh3_64_hexdigest(self._layout.expected().data)
-        if await self._holder.ask("digest") != expected:
+        with self._awake():
+            await self._active.ask("move")
+            digest = await self._holder.ask("digest")
+        if digest != xxhash.xxh3_64_hexdigest(self._layout.expected().data):
             raise ConfigError("what arrived is not what was sent")
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        for process in self._still:
+            process.let_go()
+        yield
+        for process in self._still:
+            process.hold()
 
     def _cpu_s(self) -> tuple[float, float]:
         return process_cpu_s(self._active.pid), process_cpu_s(self._passive)
@@ -136,7 +159,7 @@ async def open_pair(
         active = await Process.start(module, "active", python)
         ends.push_async_callback(active.end)
         await active.introduce(layout, await passive.introduce(layout, given))
-        pair = Pair(layout, active, passive.pid, active if pulls else passive)
+        pair = Pair(layout, active, passive.pid, active if pulls else passive, (active, passive))
         await pair.check()
         yield pair
 

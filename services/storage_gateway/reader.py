@@ -20,7 +20,7 @@ from common.faults import Fault, Faults
 from common.log import get_logger
 from common.storage.base import BlockStore
 from common.tasks import Spawn
-from common.transport.base import Batch, FileBatch, Intent, Transfer, TransferError, Transport, make_runs
+from common.transport.base import Batch, FileBatch, FilePart, Intent, Transfer, TransferError, Transport, make_runs
 from common.transport.region import RegionDescriptor
 from services.storage_gateway.in_flight import InFlight
 from services.storage_gateway.staging import Lane, damage
@@ -29,7 +29,7 @@ from services.storage_gateway.waiting import landed
 #: Blocks that are read by one thread in one go and sent as one transfer: many small ones, or one large one.
 BATCH_BYTES = 512 << 10
 #: Blocks of at least so many bytes go straight from their files, about so many bytes as one transfer.
-DIRECT_BYTES, DIRECT_BATCH_BYTES = 256 << 10, 16 << 20
+DIRECT_BYTES, DIRECT_BATCH_BYTES = 256 << 10, 32 << 20
 
 
 @dataclass(slots=True)
@@ -121,9 +121,11 @@ class BlockReader:
     async def _next_batch(self, call: _Delivery, first: int) -> tuple[Coroutine[Any, Any, None], int]:
         """What delivers the blocks from number first on, and how many of them."""
         if self._direct_blocks and self._transport.takes_files(call.target):
-            # the first one is on its way while the others are opened
+            # a batch is opened while those before it are on their way, and the first one, of which there is none, is
+            # one block; one batch at a time, as threads that open files take turns with the one that sends
             count = self._num_ready(call.keys[first : first + (self._direct_blocks if first else 1)])
-            return self._deliver_directly(call, list(range(first, first + count))), count
+            parts = await self._store.open_parts(call.keys[first : first + count])
+            return self._deliver_directly(call, dict(zip(range(first, first + count), parts, strict=True))), count
         slots = await self._lane.take(1, self._num_ready(call.keys[first : first + self._batch_blocks]))
         blocks = list(range(first, first + len(slots)))
         return self._deliver_batch(call, blocks, slots, self._strike(call, blocks)), len(slots)
@@ -132,32 +134,31 @@ class BlockReader:
         """How many blocks to read now: up to the next one that is in flight. The first has been waited for."""
         return next((index for index, key in enumerate(keys) if index and key in self._in_flight), len(keys))
 
-    async def _deliver_directly(self, call: _Delivery, blocks: list[int]) -> None:
-        """Out of the files, as far as that goes; the others through staging."""
+    async def _deliver_directly(self, call: _Delivery, parts: dict[int, FilePart | None]) -> None:
+        """Blocks, by number, out of their files, as far as that goes; the others through staging. Owns the files."""
+        blocks = list(parts)
         struck = dict(zip(blocks, self._strike(call, blocks), strict=True))
-        if not any(struck.values()):
-            blocks = await self._send_files(call, blocks)
+        found = {block: part for block, part in parts.items() if part is not None}
+        try:
+            if found and call.open and not any(struck.values()):
+                await self._send_files(call, found)
+        finally:
+            for part in found.values():
+                os.close(part.fd)
+        blocks = [block for block in blocks if not call.ok[block]]
         while blocks and call.open:
             slots = await self._lane.take(1, min(len(blocks), self._batch_blocks))
             batch, blocks = blocks[: len(slots)], blocks[len(slots) :]
             await self._deliver_batch(call, batch, slots, [struck[block] for block in batch])
 
-    async def _send_files(self, call: _Delivery, blocks: list[int]) -> list[int]:
-        """Blocks that are not in place afterwards."""
-        parts = await self._store.open_parts([call.keys[block] for block in blocks])
-        found = {block: part for block, part in zip(blocks, parts, strict=True) if part is not None}
+    async def _send_files(self, call: _Delivery, parts: dict[int, FilePart]) -> None:
+        """Blocks that do not arrive are not marked as there."""
+        batch = FileBatch(tuple(parts.values()), call.target, tuple(call.offsets[block] for block in parts))
         try:
-            if found and call.open:
-                offsets = tuple(call.offsets[block] for block in found)
-                batch = FileBatch(tuple(found.values()), call.target, offsets)
-                await self._finish(call, self._transport.write_files(batch, Intent.KV_LOAD), list(found))
-                self._store.count_read(len(found))
+            await self._finish(call, self._transport.write_files(batch, Intent.KV_LOAD), list(parts))
+            self._store.count_read(len(parts))
         except TransferError as error:
             self._log.warning("blocks not sent from their files", request=call.request_id, error=str(error))
-        finally:
-            for part in found.values():
-                os.close(part.fd)
-        return [block for block in blocks if not call.ok[block]]
 
     async def _deliver_batch(
         self, call: _Delivery, blocks: list[int], slots: list[int], rules: list[Fault | None]
