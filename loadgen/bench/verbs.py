@@ -6,7 +6,8 @@ with --out as JSON with a flat map "ratios":
 - Python time per work request outside ibv_post_send, in steady state, lists of 64: cutting transfers into lists, aiming
   and posting these, taking their completions; less what reading the clock costs. Beside it the same writes built,
   posted and waited for one by one. A software device transmits inside the post, so the post says nothing of a NIC; it
-  is printed apart. Of many calls the least disturbed count, with the median beside them: what else runs only adds.
+  is printed apart, and so are the calls to the completion channel, which take long under a guest's kernel. Of many
+  calls the least disturbed count, with the median beside them: what else runs only adds.
 - Throughput against ib_write_bw (perftest) between the same devices, where it is installed (loadgen.bench.verbs_rates).
 
 The passive side is a process of its own.
@@ -40,6 +41,7 @@ from common.transport.verbs.queue_pair import QueuePair
 from common.transport.verbs.work import LIST_WRITES
 from common.transport.verbs.writer import Connection
 from common.wire import decode, encode
+from loadgen.bench.cycles import CycleClock
 from loadgen.bench.pair import Process
 from loadgen.bench.pieces import Layout
 from loadgen.bench.rounds import spread
@@ -89,9 +91,9 @@ async def _batch(layout: Layout, own: str, peer: str) -> AsyncIterator[tuple[Tra
         await process.end()
 
 
-def clock_s() -> float:
-    """What reading the clock costs: under some kernels more than what is measured."""
-    return min(-(time.perf_counter() - time.perf_counter()) for _ in range(1000))
+def clock_s(clock: CycleClock) -> float:
+    """What reading the clock costs."""
+    return min(-(clock() - clock()) for _ in range(1000))
 
 
 def undisturbed(times: Sequence[float]) -> float:
@@ -103,17 +105,21 @@ class Stopwatches:
     """Time of each call of what sends, the posts within it apart; less what reading the clock adds.
 
     outside: seconds in Python of each call, by function and how often it posted: such calls are alike. posts: seconds
-    in ibv_post_send of each list.
+    in ibv_post_send of each list. channel: seconds of each call to the completion channel.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: CycleClock) -> None:
         self.outside: dict[tuple[str, int], list[float]] = {}
         self.posts: list[float] = []
-        self._clock_s = clock_s()
+        self.channel: list[float] = []
+        self._clock = clock
+        self._clock_s = clock_s(clock)
         self._within = False
         for owner, name in ((Connection, "add"), (Connection, "_pump_on"), (QueuePair, "_on_event")):
             self._watch(owner, name)
-        self._watch_posts()
+        self._watch_apart("post", self.posts)
+        for name in ("_take_event", "_arm"):
+            self._watch_apart(name, self.channel)
 
     def _watch(self, owner: Any, name: str) -> None:
         function: Callable[..., Any] = getattr(owner, name)
@@ -121,44 +127,49 @@ class Stopwatches:
         def watched(*arguments: Any) -> Any:
             if self._within:
                 return function(*arguments)
-            self._within, posted = True, len(self.posts)
-            begun = time.perf_counter()
+            self._within, posted, called = True, len(self.posts), len(self.channel)
+            begun = self._clock()
             try:
                 return function(*arguments)
             finally:
-                seconds = time.perf_counter() - begun
-                within = self.posts[posted:]
+                seconds = self._clock() - begun
+                posts = self.posts[posted:]
+                apart = [*posts, *self.channel[called:]]
                 # each of them has read the clock twice; one of the readings is in its own time
-                seconds -= sum(within) + (1 + 2 * len(within)) * self._clock_s
-                self.outside.setdefault((name, len(within)), []).append(seconds)
+                seconds -= sum(apart) + (1 + 2 * len(apart)) * self._clock_s
+                self.outside.setdefault((name, len(posts)), []).append(seconds)
                 self._within = False
 
         setattr(owner, name, watched)
 
-    def _watch_posts(self) -> None:
-        owner: Any = QueuePair
-        function = owner.post
+    def _watch_apart(self, name: str, times: list[float]) -> None:
+        """A call of the queue pair into the device or the kernel."""
+        function: Callable[..., Any] = getattr(QueuePair, name)
 
-        def watched(pair: QueuePair, head: Any) -> None:
-            begun = time.perf_counter()
-            function(pair, head)
-            self.posts.append(time.perf_counter() - begun - self._clock_s)
+        def watched(*arguments: Any) -> Any:
+            begun = self._clock()
+            try:
+                return function(*arguments)
+            finally:
+                times.append(self._clock() - begun - self._clock_s)
 
-        owner.post = watched
+        setattr(QueuePair, name, watched)
 
     def reset(self) -> None:
         self.outside.clear()
         self.posts.clear()
+        self.channel.clear()
 
-    def per_write(self, of: Callable[[Sequence[float]], float], writes: int) -> tuple[float, float]:
-        """Seconds a write, outside the posts and in them, where of says what a call of a kind takes."""
+    def per_write(self, of: Callable[[Sequence[float]], float], writes: int) -> dict[str, float]:
+        """Seconds a write in Python, in posts and in the channel, where of says what a call of a kind takes."""
         outside = sum(len(calls) * of(calls) for calls in self.outside.values())
-        return outside / writes, len(self.posts) * of(self.posts) / writes
+        apart = {"post": self.posts, "channel": self.channel}
+        return {"python": outside / writes} | {kind: len(calls) * of(calls) / writes for kind, calls in apart.items()}
 
 
-async def cost_of_lists(own: str, peer: str) -> Stopwatches:
+async def cost_of_lists(own: str, peer: str, clock: CycleClock) -> Stopwatches:
     """Of COST_ROUNDS transfers of COST."""
-    watches = Stopwatches()
+    watches = Stopwatches(clock)
     async with _batch(COST, own, peer) as (transport, batch):
         await transport.write(batch, Intent.KV_LOAD)
         watches.reset()
@@ -167,7 +178,7 @@ async def cost_of_lists(own: str, peer: str) -> Stopwatches:
     return watches
 
 
-async def cost_one_by_one(own: str, peer: str) -> list[float]:
+async def cost_one_by_one(own: str, peer: str, clock: CycleClock) -> list[float]:
     """Seconds per write in Python outside the post, round by round, when each is built anew, posted with its own
     doorbell and waited for: by the same queue pair, of which nothing else makes use meanwhile."""
     async with _batch(Layout(COST.size, LIST_WRITES), own, peer) as (transport, batch):
@@ -177,27 +188,27 @@ async def cost_one_by_one(own: str, peer: str) -> list[float]:
         source, target = mover._registrations[batch.source.key], connection._grants[batch.target.key]
         connection._loop.remove_reader(connection._pair._fd)
         writes = (batch.runs + np.array([source.address, target.address, 0])).tolist()
-        rounds = [_one_by_one(connection._pair, writes, source.lkey, target.rkey) for _ in range(COST_ROUNDS)]
+        rounds = [_one_by_one(connection._pair, writes, source.lkey, target.rkey, clock) for _ in range(COST_ROUNDS)]
     return [seconds / LIST_WRITES for seconds in rounds]
 
 
-def _one_by_one(pair: QueuePair, writes: list[list[int]], lkey: int, rkey: int) -> float:
+def _one_by_one(pair: QueuePair, writes: list[list[int]], lkey: int, rkey: int, clock: CycleClock) -> float:
     """Seconds in Python outside the posts and the waits, which are the device's."""
     from pyverbs.wr import SGE, SendWR
 
     verbs = constants()
-    device_s, begun = 0.0, time.perf_counter()
+    device_s, begun = 0.0, clock()
     for source, target, length in writes:
         element = SGE(source, length, lkey)
         request = SendWR(opcode=verbs.IBV_WR_RDMA_WRITE, num_sge=1, sg=[element], send_flags=verbs.IBV_SEND_SIGNALED)
         request.set_wr_rdma(rkey, target)
-        before = time.perf_counter()
+        before = clock()
         pair._pair.post_send(request)
         while not pair._queue.poll(1)[0]:
             time.sleep(0)
-        device_s += time.perf_counter() - before
+        device_s += clock() - before
         request.close()
-    return time.perf_counter() - begun - device_s - clock_s() * len(writes)
+    return clock() - begun - device_s - clock_s(clock) * len(writes)
 
 
 async def throughput(own: str, peer: str) -> dict[str, list[float]]:
@@ -207,8 +218,9 @@ async def throughput(own: str, peer: str) -> dict[str, list[float]]:
 
 
 async def main(own: str, peer: str) -> dict[str, Any]:
-    one_by_one = await cost_one_by_one(own, peer)
-    report: dict[str, Any] = {"clock_us": clock_s() * 1e6, "ratios": {}, "spreads": {}, "mib_per_s": {}}
+    clock = CycleClock()
+    one_by_one = await cost_one_by_one(own, peer, clock)
+    report: dict[str, Any] = {"clock_us": clock_s(clock) * 1e6, "ratios": {}, "spreads": {}, "mib_per_s": {}}
     try:
         rates = await throughput(own, peer)
     except ConfigError as error:
@@ -218,12 +230,12 @@ async def main(own: str, peer: str) -> dict[str, Any]:
         found = spread([ours / theirs for ours, theirs in zip(*rates.values(), strict=True)])
         report["ratios"]["verbs_vs_ib_write_bw"] = found["median"]
         report["spreads"]["verbs_vs_ib_write_bw"] = found
-    watches = await cost_of_lists(own, peer)  # last: they stay
-    cost: dict[str, dict[str, float]] = {"python": {}, "post": {}, "one_by_one": {}}
+    watches = await cost_of_lists(own, peer, clock)  # last: they stay
+    cost: dict[str, dict[str, float]] = {}
     for name, of in (("undisturbed", undisturbed), ("median", statistics.median)):
-        outside, post = watches.per_write(of, COST_ROUNDS * COST.count)
-        for kind, seconds in (("python", outside), ("post", post), ("one_by_one", of(one_by_one))):
-            cost[kind][name] = seconds * 1e6
+        costs = watches.per_write(of, COST_ROUNDS * COST.count) | {"one_by_one": of(one_by_one)}
+        for kind, seconds in costs.items():
+            cost.setdefault(kind, {})[name] = seconds * 1e6
     report["us_per_write"] = cost
     report["ratios"]["verbs_python_vs_one_by_one"] = cost["python"]["undisturbed"] / cost["one_by_one"]["undisturbed"]
     return report
@@ -237,7 +249,8 @@ def told(report: dict[str, Any]) -> list[str]:
     }
     lines = [
         f"Python per work request, lists of {LIST_WRITES}: {cost['python']}; in ibv_post_send: {cost['post']}; "
-        f"built and posted one by one: {cost['one_by_one']}; reading the clock takes {report['clock_us']:.2f} us"
+        f"in calls to the completion channel: {cost['channel']}; built and posted one by one: {cost['one_by_one']}; "
+        f"reading the clock takes {report['clock_us']:.2f} us"
     ]
     for name, rate in report["mib_per_s"].items():
         lines.append(f"{name}: {rate['median']:.0f} MiB/s (quartiles {rate['q1']:.0f} - {rate['q3']:.0f})")

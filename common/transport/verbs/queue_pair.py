@@ -178,15 +178,8 @@ class QueuePair:
     # -- completions --
 
     def _on_event(self) -> None:
-        from pyverbs.pyverbs_error import PyverbsRDMAError
-
-        try:
-            self._channel.get_cq_event(self._queue)
-        except PyverbsRDMAError as error:
-            if getattr(error, "error_code", None) != errno.EAGAIN:
-                raise
+        if not self._take_event():
             return
-        self._queue.ack_events(1)
         if self._device.spin:
             self._spin()
         else:
@@ -195,10 +188,27 @@ class QueuePair:
     def _wait_for_event(self) -> None:
         """Ask to be told of the next one, then take those that there are: none can slip through between."""
         for solicited_only in (True, False):
-            self._queue.req_notify(solicited_only=solicited_only)
+            self._arm(solicited_only)
             self._take()
             if self._queue is None or not self._owner.drained():
                 return
+
+    def _take_event(self) -> bool:
+        """The channel's next event. Whether there was one."""
+        from pyverbs.pyverbs_error import PyverbsRDMAError
+
+        try:
+            self._channel.get_cq_event(self._queue)
+        except PyverbsRDMAError as error:
+            if getattr(error, "error_code", None) != errno.EAGAIN:
+                raise
+            return False
+        self._queue.ack_events(1)
+        return True
+
+    def _arm(self, solicited_only: bool) -> None:
+        """Have the channel tell of the next completion."""
+        self._queue.req_notify(solicited_only=solicited_only)
 
     def _take(self) -> bool:
         """Hand all completions to the owner, who may close us meanwhile. Whether there were any."""
