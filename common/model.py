@@ -102,22 +102,20 @@ def read_model_directory(path: Path, dtype: str, block_size: int, digest: str | 
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     if dtype not in DTYPE_BYTES:
         raise ConfigError(f"model.dtype {dtype!r} is unknown: one of auto, {', '.join(DTYPE_BYTES)}")
-    heads = config["num_attention_heads"]
-    geometry = attention_geometry(
-        num_layers=config["num_hidden_layers"],
-        block_size=block_size,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        dtype=dtype,
-    )
-    return ModelDirectory(
-        path=path,
-        architecture=architecture,
-        config=config,
-        max_context_tokens=config["max_position_embeddings"],
-        vocab_size=config["vocab_size"],
-        manifest=Manifest(FORMAT_VERSION, digest or weights_digest(path), geometry),
-    )
+    try:
+        heads = config["num_attention_heads"]
+        geometry = attention_geometry(
+            num_layers=config["num_hidden_layers"],
+            block_size=block_size,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            dtype=dtype,
+        )
+        limits = {"max_context_tokens": config["max_position_embeddings"], "vocab_size": config["vocab_size"]}
+    except KeyError as missing:
+        raise ConfigError(f"{path / 'config.json'} has no {missing.args[0]}") from None
+    manifest = Manifest(FORMAT_VERSION, digest or weights_digest(path), geometry)
+    return ModelDirectory(path=path, architecture=architecture, config=config, manifest=manifest, **limits)
 
 
 def read_configured_directory(model: ModelConfig) -> ModelDirectory:
@@ -151,6 +149,20 @@ def configured_scaling(config: Config) -> Scaling:
         perf.moved_layers,
         perf.row_bytes,
     )
+
+
+def end_tokens(model: ModelDirectory) -> frozenset[int]:
+    """The tokens that end a sequence: the generation configuration's, else the model configuration's. ConfigError if
+    the former cannot be read."""
+    file = model.path / "generation_config.json"
+    try:
+        generation = json.loads(file.read_text()) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {file}: {error}") from None
+    ids = generation.get("eos_token_id")
+    if ids is None:
+        ids = model.config.get("eos_token_id")
+    return frozenset([ids] if isinstance(ids, int) else ids or [])
 
 
 def weights_digest(path: Path) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import scaled_dot_product_attention
 
 from common.errors import ConfigError
@@ -129,6 +133,74 @@ def test_bfloat16_stays_near_transformers(tmp_path_factory: pytest.TempPathFacto
     engine.memory.close()
 
 
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 512}
+MSCALE = {"mscale": 0.7, "mscale_all_dim": 1.1}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}}),
+        ("qwen2", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, **YARN}}),
+        ("qwen2", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **YARN, "truncate": False}}),
+        ("qwen3", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, **YARN, **MSCALE}}),
+        ("llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}),
+        ("qwen3", {"attention_bias": True, "tie_word_embeddings": True, "rms_norm_eps": 1e-3}),
+    ],
+    ids=str,
+)
+def test_what_a_configuration_may_ask_for_equals_transformers(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    directory = tiny_model(tmp_path, family, **settings)
+    if "rope_parameters" not in settings:
+        with_biases(directory)
+    engine = Engine(directory, budget=4 << 20)
+    tokens = random_tokens(300)
+    logits = engine.prefill([(engine.stage(tokens), 300)])
+    torch.testing.assert_close(logits, Reference(directory, threads=1).logits(tokens), atol=ROUNDING, rtol=0)
+    engine.memory.close()
+
+
+def with_biases(directory: Path) -> None:
+    """transformers begins them, and norms, with values that change nothing."""
+    file = directory / "model.safetensors"
+    weights = load_file(file)
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in weights.items():
+        if weight.dim() == 1:
+            weights[name] = weight + 0.3 * torch.randn(weight.shape, generator=generator)
+    save_file(weights, file, {"format": "pt"})
+
+
+def test_settings_as_older_checkpoints_write_them(tmp_path: Path) -> None:
+    new = tiny_model(tmp_path / "new", "llama", rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3})
+    old = tmp_path / "old"
+    old.mkdir()
+    edited_copy(old, new, rope_parameters=None, rope_theta=5e5, rope_scaling={"type": "llama3", **LLAMA3})
+    tokens = random_tokens(300)
+    engine = Engine(old, budget=4 << 20)
+    logits = engine.prefill([(engine.stage(tokens), 300)])
+    torch.testing.assert_close(logits, Reference(new, threads=1).logits(tokens), atol=ROUNDING, rtol=0)
+    engine.memory.close()
+
+
+def test_an_engine_starts_without_transformers_and_torchs_compiler(tmp_path: Path) -> None:
+    """Either takes longer to import than all else that an engine does to start."""
+    script = f"""
+import sys
+from pathlib import Path
+from tests.engine_harness import Engine, random_tokens
+engine = Engine(Path({str(tiny_model(tmp_path))!r}), budget=4 << 20)
+assert len(engine.decode([engine.prefill_whole(random_tokens(70))], 3)[0]) == 4
+import services.engine.torch_backend.backend
+sys.exit(", ".join({{"transformers", "torch._dynamo", "sympy"}} & set(sys.modules)) or None)
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parent.parent, check=True, timeout=120)
+
+
 @pytest.mark.parametrize(("new", "total"), [(1, 9), (9, 9), (3, 9), (8, 9)])
 def test_the_mask_is_the_same_on_every_device(new: int, total: int) -> None:
     query, key = torch.randn(1, 1, new, 8), torch.randn(1, 1, total, 8)
@@ -158,9 +230,8 @@ class TestLoading:
         return tiny_model(tmp_path_factory.getbasetemp(), "qwen2")
 
     def refused(self, path: Path, because: str) -> None:
-        directory = read_model_directory(path, "float32", 64)
         with pytest.raises(ConfigError, match=because):
-            LayeredModel.load(directory, CPU, threads=1)
+            LayeredModel.load(read_model_directory(path, "float32", 64), CPU, threads=1)
 
     def test_end_tokens(self, qwen: Path, tmp_path: Path) -> None:
         path = edited_copy(tmp_path, qwen)
@@ -175,6 +246,27 @@ class TestLoading:
     def test_rope_that_depends_on_the_length_is_refused(self, qwen: Path, tmp_path: Path) -> None:
         rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
         self.refused(edited_copy(tmp_path, qwen, rope_parameters=rope), "'dynamic' RoPE")
+
+    def test_rope_that_is_unknown_or_incomplete_is_refused(self, qwen: Path, tmp_path: Path) -> None:
+        for kind, words in (("spiral", "'spiral' RoPE, which is not"), ("linear", "'linear' RoPE without factor")):
+            self.refused(edited_copy(tmp_path, qwen, rope_parameters={"rope_type": kind}), words)
+        self.refused(edited_copy(tmp_path, qwen, partial_rotary_factor=0.5), "a part of each head's dimensions")
+
+    def test_what_would_be_computed_otherwise_is_refused(self, qwen: Path, tmp_path: Path) -> None:
+        self.refused(edited_copy(tmp_path, qwen, hidden_act="swoosh"), "activation 'swoosh'")
+        self.refused(edited_copy(tmp_path, qwen, quantization_config={"quant_method": "fp8"}), "is quantized")
+
+    def test_weights_of_another_shape_are_refused(self, qwen: Path, tmp_path: Path) -> None:
+        path = edited_copy(tmp_path, qwen, intermediate_size=192)
+        self.refused(path, r"mlp.\w+_proj.weight is \[.*\], by config.json it is \[.*192")
+
+    @pytest.mark.parametrize("name", ["num_attention_heads", "vocab_size", "hidden_size", "intermediate_size"])
+    def test_a_configuration_that_lacks_a_size_is_refused(self, name: str, qwen: Path, tmp_path: Path) -> None:
+        path = edited_copy(tmp_path, qwen)
+        config = json.loads((path / "config.json").read_text())
+        del config[name]
+        (path / "config.json").write_text(json.dumps(config))
+        self.refused(path, f"config.json has no {name}")
 
     def test_missing_weights_are_refused(self, qwen: Path, tmp_path: Path) -> None:
         path = edited_copy(tmp_path, qwen, num_hidden_layers=5, layer_types=["full_attention"] * 5)
