@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,8 @@ def read_model_directory(path: Path, dtype: str, block_size: int, digest: str | 
     try:
         config = json.loads((path / "config.json").read_text())
         architecture = ARCHITECTURES[config["architectures"][0]]
+    except OSError as error:
+        raise ConfigError(f"cannot read {path / 'config.json'}: {error.strerror}") from None
     except (ValueError, KeyError, IndexError, TypeError):
         known = ", ".join(ARCHITECTURES)
         raise ConfigError(f"{path / 'config.json'} names no supported architecture: one of {known}") from None
@@ -165,12 +168,22 @@ def end_tokens(model: ModelDirectory) -> frozenset[int]:
     return frozenset([ids] if isinstance(ids, int) else ids or [])
 
 
-def weights_digest(path: Path) -> str:
-    """Digest of config.json and all weight files, by name and content (xxh3-128: reads as fast as memory)."""
+def checked_digest(path: Path, wanted: Callable[[], bool] = lambda: True) -> str:
+    """The digest of a model directory. ConfigError if it cannot be served."""
+    read_model_directory(path, "auto", block_size=64, digest="not known yet")
+    return weights_digest(path, wanted)
+
+
+def weights_digest(path: Path, wanted: Callable[[], bool] = lambda: True) -> str:
+    """Digest of config.json and all weight files, by name and content (xxh3-128: reads as fast as memory). ConfigError
+    if one cannot be read. wanted: asked often; once it says no, what is returned is of no use."""
     digest = xxhash.xxh3_128()
     for file in [path / "config.json", *sorted(path.glob("*.safetensors"))]:
         digest.update(file.name.encode() + b"\0")
-        with file.open("rb") as stream:
-            while chunk := stream.read(8 << 20):
-                digest.update(chunk)
+        try:
+            with file.open("rb") as stream:
+                while wanted() and (chunk := stream.read(8 << 20)):
+                    digest.update(chunk)
+        except OSError as error:
+            raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     return str(digest.hexdigest())

@@ -15,6 +15,7 @@ import pytest
 from rich.progress import Progress
 
 from common.errors import ConfigError
+from common.model import weights_digest
 from services.launcher import models
 from services.launcher.models import RECEIPT, Source
 from tests.models import tiny_model
@@ -126,3 +127,31 @@ async def test_a_hub_id_without_a_network_says_what_to_do(monkeypatch: pytest.Mo
     with Progress(disable=True) as progress, pytest.raises(ConfigError) as raised:
         await models.get_model("some-org/some-model", progress)
     assert "some-org/some-model" in str(raised.value) and "--model" in str(raised.value)
+
+
+async def test_a_directory_that_somebody_names(tmp_path: Path) -> None:
+    directory = tiny_model(tmp_path)
+    with Progress(disable=True) as progress:
+        model = await models.get_model(str(directory), progress)
+    assert model == models.Model(directory, directory.name, weights_digest(directory))
+
+
+async def test_weights_that_cannot_be_read(tmp_path: Path) -> None:
+    directory = tiny_model(tmp_path)
+    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors").mkdir()
+    with Progress(disable=True) as progress, pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
+        await models.get_model(str(directory), progress)
+
+
+async def test_nobody_waits_for_a_digest_that_was_cancelled(tmp_path: Path) -> None:
+    directory = tiny_model(tmp_path)
+    with (directory / "more.safetensors").open("wb") as file:
+        file.truncate(1 << 40)  # takes minutes to read
+    with Progress(disable=True) as progress:
+        reading = asyncio.create_task(models.get_model(str(directory), progress))
+        await asyncio.sleep(0.2)
+        reading.cancel()
+        await asyncio.wait({reading})
+    async with asyncio.timeout(5):
+        await asyncio.get_running_loop().shutdown_default_executor()

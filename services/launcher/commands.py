@@ -1,4 +1,7 @@
-"""The commands of `dualpath` that talk to people. Results go to stdout, progress and errors to stderr."""
+"""The commands of `dualpath` that talk to people. Results go to stdout, progress and errors to stderr.
+
+What only one command needs it imports itself: the others start without.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,11 @@ from common.results import check_result_file
 from common.rundir import RunDirectory
 from common.workload.scaling import DEMO, Selection
 from common.workload.sessions import PACKAGED
-from services import serve
-from services.launcher import demo, operate, plan, profile, provision, qos
+from services.launcher import demo, operate, plan, provision, qos
 from services.launcher.cluster import Cluster, with_model, with_profile
 from services.launcher.console import ConfigFile, Settings, errors, execute, results, say
 from services.launcher.doctor.command import doctor
 from services.launcher.models import get_model
-from services.launcher.rdma import rdma_settings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -128,6 +129,8 @@ def demo_command(
 
 
 async def _demo(spec: str, replayed: demo.Input, transport: str, out: Path | None) -> int:
+    from services.launcher.rdma import rdma_settings
+
     check_result_file(out)
     with RunDirectory() as run, _progress() as progress:
         config = load_config(
@@ -174,17 +177,19 @@ def profile_command(
     hit_ratio: Annotated[float, typer.Option(min=0, max=1, callback=_finite, help="Of prompt tokens, for beta")] = 0.95,
 ) -> None:
     """Measure a model on this machine: a predictor of its attention time, and alpha, beta and quota for a cluster."""
-    execute(_profile(model, config, profile.Workload(max_context, repeats, hit_ratio), out))
+    execute(_profile(model, config, (max_context, repeats, hit_ratio), out))
 
 
-async def _profile(spec: str, file: Path | None, workload: profile.Workload, out: Path) -> int:
+async def _profile(spec: str, file: Path | None, workload: tuple[int, int, float], out: Path) -> int:
+    from services.launcher import profile
+
     check_result_file(out)
     config = load_config(file)
     if config.model.profile:
         raise ConfigError(f"model.profile {config.model.profile!r} is a prediction: there is no model to measure")
     with _progress() as progress:
         model = await get_model(spec or config.model.path, progress)
-        profiled = await profile.run_profile(with_model(config, model), workload, progress)
+        profiled = await profile.run_profile(with_model(config, model), profile.Workload(*workload), progress)
     profiled.save(out)
     results.print(profile.profile_table(profiled))
     for line in profile.findings(profiled):
@@ -251,4 +256,6 @@ app.command("doctor")(doctor)
 @app.command("serve", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def serve_command(context: typer.Context) -> None:
     """Run one process of a cluster: serve ROLE --config FILE [--name NAME]."""
+    from services import serve
+
     raise typer.Exit(serve.main(context.args))

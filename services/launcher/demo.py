@@ -22,7 +22,6 @@ from common.workload.scaling import Selection, fit
 from common.workload.sessions import read_sessions
 from services.launcher.cluster import Cluster, with_model
 from services.launcher.models import Model
-from services.launcher.status import get_status, read_bytes
 from services.launcher.tools import ToolError, last_json, run_tool
 
 if TYPE_CHECKING:
@@ -86,6 +85,8 @@ async def _replay(
     system: str, config: Config, replayed: Input, run: RunDirectory, progress: Progress
 ) -> dict[str, Any]:
     """One system, from an empty block directory to its end: loadgen's result, with read_bytes."""
+    from services.launcher.status import get_status, read_bytes
+
     scheduler = config.scheduler.model_copy(update={"read_side": SYSTEMS[system]})
     storage = config.storage.model_copy(update={"path": str(run.path / f"{system}.blocks")})
     config = config.model_copy(update={"scheduler": scheduler, "storage": storage})

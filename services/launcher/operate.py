@@ -1,11 +1,14 @@
-"""The commands of `dualpath` for who operates a cluster: status, top, trace, config."""
+"""The commands of `dualpath` for who operates a cluster: status, top, trace, config.
+
+Each imports for itself what it needs besides: `dualpath up` has this module's options to show, and starts no later.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,12 +16,11 @@ from common.clock import monotonic
 from common.config import Config, load_config
 from common.config_layers import parse_settings
 from common.errors import ConfigError, DualPathError
-from common.messages import Status
 from common.results import check_result_file
-from common.tracing import read_spans
-from services.launcher import configuration, top, trace
 from services.launcher.console import ConfigFile, Settings, errors, execute, results, say, tell
-from services.launcher.status import get_status, status_table
+
+if TYPE_CHECKING:
+    from common.messages import Status
 
 app = typer.Typer()
 
@@ -30,11 +32,15 @@ def status_command(config: ConfigFile = None) -> None:
 
 
 async def _status(file: Path | None) -> int:
+    from services.launcher.status import status_table
+
     results.print(status_table(await _ask(load_config(file))))
     return 0
 
 
 async def _ask(config: Config) -> Status:
+    from services.launcher.status import get_status
+
     try:
         return await get_status(config)
     except DualPathError as error:
@@ -53,6 +59,8 @@ def top_command(
 
 async def _top(file: Path | None, interval: float, once: bool) -> int:
     from rich.live import Live
+
+    from services.launcher import top
 
     config = load_config(file)
     before, since = await _ask(config), monotonic()
@@ -85,6 +93,9 @@ def trace_command(
 
 
 async def _trace(request: str, directory: Path | None, out: Path | None, file: Path | None) -> int:
+    from common.tracing import read_spans
+    from services.launcher import trace
+
     configured = load_config(file).trace.dir
     if directory is None and not configured:
         raise ConfigError("trace.dir is not set: name the directory of the traces with --dir")
@@ -113,6 +124,8 @@ def config_command(
 
 
 async def _config(file: Path | None, settings: list[str], show: bool) -> int:
+    from services.launcher import configuration
+
     values, layers, problems = configuration.check(file, parse_settings(settings))
     for problem in problems:
         say(f"error: {problem}")

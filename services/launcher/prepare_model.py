@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from common.errors import ConfigError
-from common.model import read_model_directory, weights_digest
+from common.model import checked_digest
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
@@ -53,8 +53,7 @@ def convert(gguf: Path, out: Path) -> Path:
 def main(command: str, *arguments: str) -> int:
     try:
         path = resolve(*arguments) if command == "resolve" else convert(*map(Path, arguments))
-        read_model_directory(path, "auto", block_size=64, digest="not known yet")
-        print(json.dumps({"path": str(path.resolve()), "digest": weights_digest(path)}), flush=True)
+        print(json.dumps({"path": str(path.resolve()), "digest": checked_digest(path)}), flush=True)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import zmq.auth
 from rich.progress import Progress, TextColumn
 
 from common.errors import ConfigError
-from common.rpc import read_key_pair
 from services.launcher.console import errors, execute, results, say
 from services.launcher.models import get_model
 
@@ -29,6 +27,10 @@ def keys_command(
 
 
 async def _keys(directory: Path) -> int:
+    import zmq.auth
+
+    from common.rpc import read_key_pair
+
     if os.path.exists(directory / "cluster.key_secret"):
         read_key_pair(str(directory))
         say(f"the keys in {directory} are kept")

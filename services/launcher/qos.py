@@ -13,9 +13,6 @@ import typer
 from common.config import QosConfig, load_config
 from common.errors import ConfigError
 from common.perf.units import parse_rate
-from common.qos.infiniband import opensm
-from common.qos.linux import linux
-from common.qos.roce import roce
 from services.launcher.console import ConfigFile, say
 
 app = typer.Typer(
@@ -28,12 +25,16 @@ Device = Annotated[str, typer.Option("--dev", help="Network interface")]
 @app.command("ib")
 def ib_command(config: ConfigFile = None) -> None:
     """InfiniBand: options of opensm for virtual lanes, their weights and their service levels."""
+    from common.qos.infiniband import opensm
+
     _print(config, opensm)
 
 
 @app.command("roce")
 def roce_command(dev: Device = "eth0", config: ConfigFile = None) -> None:
     """RoCE: DSCP, priority flow control and traffic classes of an interface, and what switches need."""
+    from common.qos.roce import roce
+
     _print(config, lambda qos: roce(qos, _device(dev)))
 
 
@@ -47,6 +48,8 @@ def linux_command(
     config: ConfigFile = None,
 ) -> None:
     """TCP on any NIC: queueing disciplines and filters of tc."""
+    from common.qos.linux import linux
+
     _print(config, lambda qos: linux(qos, _device(dev), _rate(rate), mtu))
 
 

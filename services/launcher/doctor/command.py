@@ -1,4 +1,4 @@
-"""`dualpath doctor`."""
+"""`dualpath doctor`. Its checks are imported by the command alone: the others of `dualpath` start without."""
 
 from __future__ import annotations
 
@@ -14,16 +14,8 @@ import typer
 
 from common.config import Config, endpoint_host, load_config
 from common.errors import ConfigError
-from common.transport.verbs.device import has_devices
-from services.launcher import configuration
 from services.launcher.console import ConfigFile, execute, tell
-from services.launcher.doctor import isolation
 from services.launcher.doctor.check import Check, Level, healthy
-from services.launcher.doctor.host import check_host
-from services.launcher.doctor.network import check_network
-from services.launcher.doctor.rdma import check_rdma
-from services.launcher.doctor.software import check_software
-from services.launcher.doctor.storage import check_storage
 
 #: Where a listener is found unless told otherwise: loopback, a port beside the scheduler's.
 ENDPOINT = "tcp://127.0.0.1:5790"
@@ -46,6 +38,9 @@ def doctor(
 
 
 async def _doctor(file: Path | None, as_json: bool, listen: str, peer: str, seconds: float) -> int:
+    from services.launcher import configuration
+    from services.launcher.doctor import isolation
+
     if listen and peer:
         raise ConfigError("--listen and --peer are the two sides of a measurement: give one of them")
     for endpoint in filter(None, (listen, peer)):
@@ -82,6 +77,13 @@ def _readable(file: Path | None) -> Config:
 
 def all_checks(config: Config) -> Iterator[Check]:
     """Everything about this host. Blocks for some seconds."""
+    from common.transport.verbs.device import has_devices
+    from services.launcher.doctor.host import check_host
+    from services.launcher.doctor.network import check_network
+    from services.launcher.doctor.rdma import check_rdma
+    from services.launcher.doctor.software import check_software
+    from services.launcher.doctor.storage import check_storage
+
     yield from check_software(config)
     yield from check_host(config, has_devices())
     yield from check_storage(config)
