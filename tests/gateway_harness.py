@@ -36,6 +36,7 @@ from common.metrics import Metrics
 from common.rpc import Node, Peer
 from common.transport.base import Batch, Intent, make_runs
 from common.transport.memory import Memory
+from common.transport.region import RegionDescriptor
 from common.transport.select import open_transport
 from common.types import Role
 from services.storage_gateway.service import StorageGateway
@@ -159,10 +160,13 @@ class TrafficManager:
             results += await self.commit(batch)
         return results
 
-    async def read(self, names: list[Any], request: str = "request") -> list[bool]:
-        """Into the first slots of the buffer."""
+    async def read(
+        self, names: list[Any], request: str = "request", target: RegionDescriptor | None = None
+    ) -> list[bool]:
+        """Into the first slots of the buffer, or of another region."""
         offsets = [slot * BLOCK for slot in range(len(names))]
-        answer: BlockResults = await self.link.call(ReadBlocks(request, keys_of(names), self.region, offsets), 10)
+        call = ReadBlocks(request, keys_of(names), target or self.region, offsets, self.incarnation)
+        answer: BlockResults = await self.link.call(call, 10)
         return answer.ok
 
 

@@ -30,13 +30,14 @@ class ReadBlocks:
 
     Waits for blocks in flight, but is answered within timeouts.read_s by BlockResults: True where the block is in
     place. Blocks after a miss may be left out. Once the answer is there, nothing writes to the target for this call any
-    more.
+    more. incarnation: the caller's own, by which its leaving is known ("": it is no member).
     """
 
     request_id: str
     keys: bytes
     target: RegionDescriptor
     offsets: list[int]
+    incarnation: str = ""
 
 
 @message

@@ -22,6 +22,7 @@ from common.storage.base import BlockStore
 from common.tasks import Spawn
 from common.transport.base import Batch, FileBatch, FilePart, Intent, Transfer, TransferError, Transport, make_runs
 from common.transport.region import RegionDescriptor
+from services.storage_gateway.callers import Callers
 from services.storage_gateway.in_flight import InFlight
 from services.storage_gateway.staging import Lane, damage
 from services.storage_gateway.waiting import landed
@@ -32,10 +33,11 @@ BATCH_BYTES = 512 << 10
 DIRECT_BYTES, DIRECT_BATCH_BYTES = 256 << 10, 32 << 20
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Delivery:
     """One call. It is open until it is answered; from then on nothing writes to its target."""
 
+    caller: str
     request_id: str
     keys: list[bytes]
     target: RegionDescriptor
@@ -44,17 +46,19 @@ class _Delivery:
     missed: bool = False
     open: bool = True
     transfers: set[Transfer] = field(default_factory=set)
+    batches: list[asyncio.Task[None]] = field(default_factory=list)
 
 
 class BlockReader:
     """concurrency: batches to one NIC that may be under way, so that a NIC with a long queue does not take the staging
-    of the others. patience_s bounds a call: its answer comes in the caller's time."""
+    of the others. patience_s bounds a call: its answer comes in the caller's time. It ends when the caller leaves."""
 
     def __init__(
         self,
         store: BlockStore,
         lane: Lane,
         in_flight: InFlight,
+        callers: Callers,
         transport: Transport,
         region: RegionDescriptor,
         faults: Faults,
@@ -65,11 +69,13 @@ class BlockReader:
         self._store = store
         self._lane = lane
         self._in_flight = in_flight
+        self._callers = callers
         self._transport = transport
         self._region = region
         self._faults = faults
         self._spawn = spawn
         self._concurrency = concurrency
+        self._calls: set[_Delivery] = set()
         self._turns: dict[str, asyncio.Semaphore] = {}  # by target's NIC; fair
         self._patience_s = patience_s
         # half of the lane at most, so that a batch that hangs leaves room for others
@@ -78,30 +84,41 @@ class BlockReader:
         self._log = get_logger()
 
     async def read(
-        self, request_id: str, keys: list[bytes], target: RegionDescriptor, offsets: list[int]
+        self, caller: str, request_id: str, keys: list[bytes], target: RegionDescriptor, offsets: list[int]
     ) -> list[bool]:
         """Put each block at its byte offset in target; True where it now is, aligned with keys. Waits for blocks that
         are in flight.
 
-        Blocks after a miss are of no use and may be left out. DualPathError MALFORMED if keys and offsets do not match.
+        Blocks after a miss are of no use and may be left out. DualPathError: MALFORMED if keys and offsets do not
+        match, ENGINE_LOST once the caller has left.
         """
         if len(offsets) != len(keys):
             raise DualPathError(ErrorCode.MALFORMED, f"{len(keys)} blocks, but {len(offsets)} offsets")
-        call = _Delivery(request_id, keys, target, offsets, [False] * len(keys))
+        call = _Delivery(caller, request_id, keys, target, offsets, [False] * len(keys))
+        self._calls.add(call)
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with self._callers.patience(caller, self._patience_s):
                 await self._deliver(call)
         except TimeoutError:
             self._log.warning("storage read cut short", request=request_id, seconds=self._patience_s)
         finally:
+            self._calls.remove(call)
             call.open = False
+            for batch in call.batches:  # each has begun, and gives back what it owns, as soon as no thread uses that
+                batch.cancel()
             await asyncio.gather(*(transfer.cancel() for transfer in call.transfers))
         return list(call.ok)
+
+    def left(self, caller: str) -> None:
+        """The caller has left the cluster: what is on its way to it fails now."""
+        for call in self._calls:
+            if call.caller == caller:
+                call.open = False
+                self._transport.give_up(call.target)
 
     async def _deliver(self, call: _Delivery) -> None:
         """As many batches at a time as the NIC may have and staging has room for."""
         turns = self._turns.setdefault(call.target.nic, asyncio.Semaphore(self._concurrency))
-        batches: list[asyncio.Task[None]] = []
         first = 0
         while first < len(call.keys) and not call.missed:
             await landed(self._in_flight, call.keys[first])
@@ -113,10 +130,10 @@ class BlockReader:
                 raise
             batch = self._spawn(work, f"read for {call.request_id}")
             batch.add_done_callback(lambda _: turns.release())
-            batches.append(batch)
+            call.batches.append(batch)
             first += count
-        if batches:
-            await asyncio.wait(batches)
+        if call.batches:
+            await asyncio.wait(call.batches)
 
     async def _next_batch(self, call: _Delivery, first: int) -> tuple[Coroutine[Any, Any, None], int]:
         """What delivers the blocks from number first on, and how many of them."""

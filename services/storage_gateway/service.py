@@ -33,6 +33,7 @@ from common.transport.base import TransferError
 from common.transport.region import RegionDescriptor
 from common.transport.select import open_transport
 from common.types import Role, split_keys
+from services.storage_gateway.callers import Callers
 from services.storage_gateway.in_flight import InFlight
 from services.storage_gateway.lookup import PrefixLookup
 from services.storage_gateway.reader import BlockReader
@@ -56,6 +57,7 @@ class StorageGateway(Service):
     def __init__(self, config: Config, name: str) -> None:
         super().__init__(config, name)
         self._opened = AsyncExitStack()
+        self._callers = Callers()
 
     async def open(self) -> None:
         storage, timeouts = self.config.storage, self.config.timeouts
@@ -83,6 +85,7 @@ class StorageGateway(Service):
             store,
             self.staging.reads,
             self.in_flight,
+            self._callers,
             transport,
             self.region,
             self.faults,
@@ -94,6 +97,7 @@ class StorageGateway(Service):
             store,
             self.staging.stores,
             self.in_flight,
+            self._callers,
             self.faults,
             self.metrics,
             self.spawn,
@@ -115,6 +119,8 @@ class StorageGateway(Service):
         return replace(member, manifest=self.manifest)
 
     def member_left(self, member: Member, reason: str) -> None:
+        self._callers.left(member.incarnation)
+        self._reader.left(member.incarnation)
         self._writer.left(member.incarnation)
 
     async def drain(self) -> None:
@@ -138,7 +144,8 @@ class StorageGateway(Service):
 
     async def _on_read(self, msg: ReadBlocks, peer: Peer) -> BlockResults:
         self._writer.expire()
-        return BlockResults(await self._reader.read(msg.request_id, _keys(msg.keys), msg.target, msg.offsets))
+        keys = _keys(msg.keys)
+        return BlockResults(await self._reader.read(msg.incarnation, msg.request_id, keys, msg.target, msg.offsets))
 
     async def _on_announce(self, msg: Announce, peer: Peer) -> Announced:
         return Announced(await self._writer.announce(msg.incarnation, _keys(msg.keys)))

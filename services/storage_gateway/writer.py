@@ -22,6 +22,7 @@ from common.log import get_logger
 from common.metrics import Metrics
 from common.storage.base import BlockStore
 from common.tasks import Spawn, to_the_end
+from services.storage_gateway.callers import Callers
 from services.storage_gateway.in_flight import InFlight
 from services.storage_gateway.staging import Lane, damage
 
@@ -30,13 +31,15 @@ Place = tuple[str, bytes]
 
 
 class BlockWriter:
-    """query_s bounds announce(), store_s reserve() and commit(). clock: monotonic seconds."""
+    """callers: whose leaving ends what waits for them. query_s bounds announce(), store_s reserve() and commit().
+    clock: monotonic seconds."""
 
     def __init__(
         self,
         store: BlockStore,
         lane: Lane,
         in_flight: InFlight,
+        callers: Callers,
         faults: Faults,
         metrics: Metrics,
         spawn: Spawn,
@@ -47,6 +50,7 @@ class BlockWriter:
         self._store = store
         self._lane = lane
         self._in_flight = in_flight
+        self._callers = callers
         self._faults = faults
         self._spawn = spawn
         self._query_s = query_s
@@ -54,13 +58,12 @@ class BlockWriter:
         self._clock = clock
         self._places: dict[Place, int] = {}
         self._quarantined: set[Place] = set()
-        self._departed: set[str] = set()
         self._refused = metrics.counter("storage_refused_puts", "Blocks that did not arrive as they were sent")
         self._log = get_logger()
 
     async def announce(self, writer: str, keys: list[bytes]) -> list[bool]:
         """Which blocks the writer shall send: neither stored nor on their way. Aligned with keys."""
-        self._check_alive(writer)
+        self._callers.check(writer)
         self.expire()
         # claimed before the query, which so sees what is published meanwhile
         wanted = self._in_flight.announce(writer, keys, self._clock())
@@ -80,14 +83,14 @@ class BlockWriter:
         """Byte offsets of places for the first blocks of keys: for all of them, or for as many as staging ever has.
 
         DualPathError: STORAGE_FAILED if no place becomes free in time or an announcement has lapsed, MALFORMED for a
-        block that has a place already.
+        block that has a place already, ENGINE_LOST once the writer has left.
         """
         self.expire()
         keys = keys[: self._lane.pool.total]
         self._check_reservable(writer, keys)
         self._in_flight.renew(writer, keys, self._clock())
         try:
-            async with asyncio.timeout(self._store_s):
+            async with self._callers.patience(writer, self._store_s):
                 slots = await self._lane.take(len(keys), len(keys))
         except TimeoutError:
             raise DualPathError(ErrorCode.STORAGE_FAILED, f"no staging within {self._store_s:g} s") from None
@@ -131,7 +134,6 @@ class BlockWriter:
 
     def left(self, writer: str) -> None:
         """The writer has left the cluster: its blocks do not come any more, and its places are free."""
-        self._departed.add(writer)
         self._in_flight.drop(writer)
         for place in [place for place in self._places if place[0] == writer]:
             self._free(place)
@@ -165,12 +167,8 @@ class BlockWriter:
         else:
             self._lane.give_back([slot])
 
-    def _check_alive(self, writer: str) -> None:
-        if writer in self._departed:
-            raise DualPathError(ErrorCode.ENGINE_LOST, f"{writer} has left the cluster")
-
     def _check_reservable(self, writer: str, keys: list[bytes]) -> None:
-        self._check_alive(writer)
+        self._callers.check(writer)
         if len(set(keys)) < len(keys) or any((writer, key) in self._places for key in keys):
             raise DualPathError(ErrorCode.MALFORMED, "a block has a place already")
         if not all(self._in_flight.held_by(writer, key) for key in keys):
