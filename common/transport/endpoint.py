@@ -42,9 +42,10 @@ class TaskTransfer:
 
     async def _result(self) -> None:
         await asyncio.wait({self.task})
-        if self.task.cancelled():
-            raise TransferError("cancelled")
-        self.task.result()
+        try:
+            self.task.result()
+        except asyncio.CancelledError as cancelled:
+            raise TransferError(str(cancelled) or "cancelled") from None
 
     async def cancel(self) -> None:
         if not self.task.cancelling():
@@ -81,7 +82,7 @@ class Endpoint:
         self._faults = faults
         self._transfer_s = transfer_s
         self._open = True
-        self._transfers: set[asyncio.Task[None]] = set()
+        self._transfers: dict[asyncio.Task[None], RegionDescriptor] = {}  # and their targets
         self._queues = {traffic_class: Queue() for traffic_class in TRAFFIC_CLASSES}
         self._show_queues(metrics)
         labels = ("intent", "transport")
@@ -143,6 +144,9 @@ class Endpoint:
         """The target's owner is lost: what is on its way there fails now, not at its deadline, where that can be."""
         for mover in self._remote:
             mover.give_up(target)
+        for task, place in self._transfers.items():
+            if place == target:  # it may wait for its turn or not have begun: no mover knows of it then
+                task.cancel("the target has been given up")
 
     def write(self, batch: Batch, intent: Intent) -> TaskTransfer:
         """TransferError at once also if no mover reaches the target, or too many transfers are in flight."""
@@ -201,13 +205,14 @@ class Endpoint:
         queue.transfers += 1
         queue.num_bytes += num_bytes
         transfer = TaskTransfer(work, f"{mover.name} {intent.value}")
-        users = [self._transfers, *users]
+        self._transfers[transfer.task] = job.batch.target
         for tasks in users:
             tasks.add(transfer.task)
 
         def ended(task: asyncio.Task[None]) -> None:
             queue.transfers -= 1
             queue.num_bytes -= num_bytes
+            del self._transfers[task]
             for tasks in users:
                 tasks.discard(task)
             if task.cancelled() or task.exception() is not None:

@@ -59,6 +59,7 @@ class StagedRequests:
         self._spawn = spawn
         self._tell = tell
         self._ended: OrderedDict[RequestKey, None] = OrderedDict()
+        self._departed: set[str] = set()  # peers, by incarnation
         self._read_q = 0
         self._rate = ReadRate()
         self._metrics = metrics
@@ -74,10 +75,15 @@ class StagedRequests:
             raise DualPathError(ErrorCode.CANCELLED, f"request {request_id} attempt {attempt} is not staged here")
         return staged
 
-    def buffers_of(self, incarnation: str) -> list[RegionDescriptor]:
-        """Where a peer has staged requests that we have, too."""
-        with_it = [staged for staged in self.live.values() if staged.plan.peer_incarnation == incarnation]
-        return [staged.peer_staged.buffer for staged in with_it if staged.peer_staged is not None]
+    def peer_left(self, incarnation: str) -> set[RegionDescriptor]:
+        """Begin nothing more between us and this peer, a traffic manager. Where something may be on its way to it."""
+        self._departed.add(incarnation)
+        regions: set[RegionDescriptor] = set()
+        for staged in self.live.values():
+            if staged.plan.peer_incarnation == incarnation:
+                staged.peer_lost = True
+                regions |= staged.peer_regions
+        return regions
 
     def stage(self, plan: Stage) -> None:
         """Reserve slots, read hits where this side reads, then go on as the side does."""
@@ -85,6 +91,7 @@ class StagedRequests:
         if staged.key in self.live or staged.key in self._ended:
             self._late.inc()  # a duplicate
             return
+        staged.peer_lost = plan.peer_incarnation in self._departed
         self.live[staged.key] = staged
         self._adopt(staged)
         staged.work = self._spawn(self._stage(staged), f"stage {plan.request_id}")
@@ -226,7 +233,7 @@ class PrefillRequests(StagedRequests):
             self._late.inc()
             self._send(msg.control, PeerReleased(*key))
         elif key in self.live:
-            self.live[key].peer_staged = msg
+            self._meet(self.live[key], msg)
             self._buffered(self.live[key])
         else:
             self._early[key] = msg
@@ -240,7 +247,13 @@ class PrefillRequests(StagedRequests):
             self._send(staged.plan.peer, Delivered(request_id, attempt))
 
     def _adopt(self, staged: Staged) -> None:
-        staged.peer_staged = self._early.pop(staged.key, None)
+        early = self._early.pop(staged.key, None)
+        if early is not None:
+            self._meet(staged, early)
+
+    def _meet(self, staged: Staged, peer: PeerStaged) -> None:
+        staged.peer_staged = peer
+        staged.peer_regions.add(peer.buffer)
 
     def _end(self, key: RequestKey) -> None:
         super()._end(key)

@@ -95,9 +95,12 @@ class TrafficManager(Service):
 
     def member_left(self, member: Member, reason: str) -> None:
         self.spawn(self._fence.left(member), f"fence {member.name}")
-        if self._engine is not None:
-            for region in self.requests.buffers_of(member.incarnation):
+        if self._engine is None:
+            return
+        if member.role is Role.TRAFFIC_MANAGER:
+            for region in self.requests.peer_left(member.incarnation):
                 self._compute.give_up(region)
+        elif member.role is Role.STORAGE_GATEWAY:
             self._store.gateway_left(member.incarnation)
 
     # -- the engine --
@@ -267,6 +270,7 @@ class TrafficManager(Service):
                 raise DualPathError(ErrorCode.MALFORMED, detail)
             if not 0 <= msg.first < msg.first + msg.num_layers <= self._geometry.num_layers:
                 raise DualPathError(ErrorCode.MALFORMED, f"layers {msg.first} + {msg.num_layers}")
+            staged.peer_regions.add(msg.memory)
             layers = Layers(msg.first, msg.num_layers, msg.stride)
             runs = buffer_to_rows(self._geometry, staged.slots, layers, msg.start, msg.stop, msg.target)
             await self._hops.write(self._compute, Batch(self._buffer, msg.memory, runs), Intent.KV_LOAD, Hop.PUSH)

@@ -19,6 +19,7 @@ from typing import Protocol
 from common.blocks.pool import SlotPool
 from common.errors import DualPathError, ErrorCode
 from common.messages import PeerStaged, Stage
+from common.transport.region import RegionDescriptor
 from common.types import RequestKey
 from services.traffic_manager.runs import Layers
 
@@ -37,7 +38,8 @@ class Staged:
     slots: its buffer slots, in block order; the first shared of them are the tier's, to be read only. cached: tokens of
     hit KV that were found here. allocation_s: from Stage to the first byte asked for; read_s: from there to the last
     hit block. sent (prefill side): of rows [0, sent) the decode buffer holds all; sender: the last forward in
-    hand that sends more of them. peer_quiet: the other side does not touch our slots any more.
+    hand that sends more of them. peer_quiet: the other side does not touch our slots any more. peer_regions: where we
+    write on the other side; peer_lost: it has left the cluster.
     """
 
     plan: Stage
@@ -50,6 +52,8 @@ class Staged:
     sent: int = 0
     sender: Sender | None = None
     peer_staged: PeerStaged | None = None
+    peer_regions: set[RegionDescriptor] = field(default_factory=set)
+    peer_lost: bool = False
     exposed: bool = False
     released: bool = False
     users: int = 0
@@ -75,9 +79,12 @@ class Staged:
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[None]:
-        """Hold the slots while a transfer touches them. DualPathError CANCELLED once the request is released."""
+        """Hold the slots while a transfer touches them. DualPathError: CANCELLED once the request is released,
+        ENGINE_LOST once the other side has left the cluster."""
         if self.released:
             raise DualPathError(ErrorCode.CANCELLED, f"request {self.plan.request_id} was released")
+        if self.peer_lost:
+            raise DualPathError(ErrorCode.ENGINE_LOST, f"the other side of request {self.plan.request_id} has left")
         self.users += 1
         self.quiet.clear()
         try:

@@ -21,6 +21,7 @@ from common.log import get_logger
 from common.messages import Announce, Announced, BlockResults, Commit, Member, ReadBlocks, Reserve, Reserved
 from common.metrics import Metrics
 from common.rpc import Link, Node
+from common.tasks import settle
 from common.transport.base import Batch, Intent, Transport, make_runs
 from common.transport.memory import Memory
 from common.transport.region import RegionDescriptor
@@ -74,6 +75,7 @@ class BlockStoreClient:
         self._failed = metrics.counter("storage_failures", "Blocks that could not be read or stored", ("operation",))
         self._announced: dict[bytes, Member] = {}  # blocks on their way, and the gateway that expects each
         self._takes_in: dict[str, RegionDescriptor] = {}  # where a gateway takes blocks in, by its incarnation
+        self._departed: set[str] = set()  # gateways that have left, by incarnation
         self._breaker = Breaker(timeouts.breaker_s, monotonic)
         self._log = get_logger()
 
@@ -90,7 +92,9 @@ class BlockStoreClient:
         size = self._geometry.full_block_bytes
         offsets = [slot * size for slot in slots]
         call = asyncio.ensure_future(
-            gateway.call(ReadBlocks(request_id, b"".join(keys), self.region, offsets), timeout=None)
+            gateway.call(
+                ReadBlocks(request_id, b"".join(keys), self.region, offsets, self._incarnation), timeout=None
+            )
         )
         await asyncio.wait({call}, timeout=self._timeouts.read_s)
         if not call.done():
@@ -162,7 +166,8 @@ class BlockStoreClient:
         self._forget(keys)
 
     def gateway_left(self, incarnation: str) -> None:
-        """What is on its way to that gateway fails now, not at its deadline."""
+        """What is on its way to that gateway fails now, not at its deadline; nothing is sent there any more."""
+        self._departed.add(incarnation)
         target = self._takes_in.pop(incarnation, None)
         if target is not None:
             self._transport.give_up(target)
@@ -176,6 +181,8 @@ class BlockStoreClient:
         gateway = self._announced_to(keys)
         expects = self._announced[keys[0]].incarnation
         reserved: Reserved = await gateway.call(Reserve(self._incarnation, b"".join(keys)), self._timeouts.store_s)
+        if expects in self._departed:  # it has answered, and left before we came to read it
+            raise DualPathError(ErrorCode.UNREACHABLE, "the storage gateway that had room for these blocks has left")
         self._takes_in[expects] = reserved.target
         count = len(reserved.offsets)
         if not count:
@@ -184,8 +191,11 @@ class BlockStoreClient:
         size = self._geometry.full_block_bytes
         sums = asyncio.get_running_loop().run_in_executor(None, self._checksums, slots)
         runs = make_runs([slot * size for slot in slots], reserved.offsets, size)
-        await self._transport.write(Batch(self.region, reserved.target, runs), Intent.KV_PERSIST)
-        commit = Commit(self._incarnation, b"".join(keys), [True] * count, await sums)
+        try:
+            await self._transport.write(Batch(self.region, reserved.target, runs), Intent.KV_PERSIST)
+        finally:
+            await settle(sums)  # whatever becomes of the write: a thread reads the slots until then
+        commit = Commit(self._incarnation, b"".join(keys), [True] * count, sums.result())
         results: BlockResults = await gateway.call(commit, self._timeouts.store_s)
         stored = sum(results.ok)
         self._written.inc(stored * size)
