@@ -154,20 +154,6 @@ def configured_scaling(config: Config) -> Scaling:
     )
 
 
-def end_tokens(model: ModelDirectory) -> frozenset[int]:
-    """The tokens that end a sequence: the generation configuration's, else the model configuration's. ConfigError if
-    the former cannot be read."""
-    file = model.path / "generation_config.json"
-    try:
-        generation = json.loads(file.read_text()) if file.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {file}: {error}") from None
-    ids = generation.get("eos_token_id")
-    if ids is None:
-        ids = model.config.get("eos_token_id")
-    return frozenset([ids] if isinstance(ids, int) else ids or [])
-
-
 def checked_digest(path: Path, wanted: Callable[[], bool] = lambda: True) -> str:
     """The digest of a model directory. ConfigError if it cannot be served."""
     read_model_directory(path, "auto", block_size=64, digest="not known yet")

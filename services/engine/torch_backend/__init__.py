@@ -1,1 +1,1 @@
-"""Real models with torch, run layer by layer on KV that this project keeps."""
+"""Real models with torch: transformers run layer by layer on KV that this project keeps."""

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from common.messages import SequenceSlice
@@ -143,17 +144,8 @@ def causal_mask(new: int, total: int, like: Tensor) -> Tensor | None:
     if new in {1, total}:
         return None
     if like.device.type != "cpu":
-        from torch.nn.attention.bias import causal_lower_right
-
         return causal_lower_right(new, total)
     return torch.full((new, total), float("-inf"), dtype=like.dtype).triu_(total - new + 1)
-
-
-def prepare(device: torch.device) -> None:
-    """Import what masks of this device need, so that no forward waits for it: with it comes much of torch's compiler,
-    which takes as long as torch itself and is nothing that a CPU needs."""
-    if device.type != "cpu":
-        import torch.nn.attention.bias  # noqa: F401
 
 
 def group_by_length(lengths: Sequence[int]) -> list[list[int]]:
