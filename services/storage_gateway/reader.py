@@ -37,11 +37,11 @@ DIRECT_BYTES, DIRECT_BATCH_BYTES = 256 << 10, 32 << 20
 class _Delivery:
     """One call. It is open until it is answered; from then on nothing writes to its target."""
 
-    caller: str
     request_id: str
     keys: list[bytes]
     target: RegionDescriptor
     offsets: list[int]
+    caller: str
     ok: list[bool]
     missed: bool = False
     open: bool = True
@@ -84,7 +84,7 @@ class BlockReader:
         self._log = get_logger()
 
     async def read(
-        self, caller: str, request_id: str, keys: list[bytes], target: RegionDescriptor, offsets: list[int]
+        self, request_id: str, keys: list[bytes], target: RegionDescriptor, offsets: list[int], caller: str
     ) -> list[bool]:
         """Put each block at its byte offset in target; True where it now is, aligned with keys. Waits for blocks that
         are in flight.
@@ -94,7 +94,7 @@ class BlockReader:
         """
         if len(offsets) != len(keys):
             raise DualPathError(ErrorCode.MALFORMED, f"{len(keys)} blocks, but {len(offsets)} offsets")
-        call = _Delivery(caller, request_id, keys, target, offsets, [False] * len(keys))
+        call = _Delivery(request_id, keys, target, offsets, caller, [False] * len(keys))
         self._calls.add(call)
         try:
             async with self._callers.patience(caller, self._patience_s):

@@ -145,7 +145,7 @@ class StorageGateway(Service):
     async def _on_read(self, msg: ReadBlocks, peer: Peer) -> BlockResults:
         self._writer.expire()
         keys = _keys(msg.keys)
-        return BlockResults(await self._reader.read(msg.incarnation, msg.request_id, keys, msg.target, msg.offsets))
+        return BlockResults(await self._reader.read(msg.request_id, keys, msg.target, msg.offsets, msg.incarnation))
 
     async def _on_announce(self, msg: Announce, peer: Peer) -> Announced:
         return Announced(await self._writer.announce(msg.incarnation, _keys(msg.keys)))
