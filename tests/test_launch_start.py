@@ -1,12 +1,18 @@
-"""What is loaded to start: processes take their time to import what they do not need, too."""
+"""What a start takes: nothing is imported that is not needed, and nobody waits for what can go on beside."""
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from common.config import Config, EngineConfig, load_config
+from common.errors import ConfigError
+from services.prefill.service import PrefillEngine
+from tests.models import tiny_model
 
 REPOSITORY = Path(__file__).parent.parent
 COMPUTE = {"torch", "transformers", "safetensors", "huggingface_hub", "matplotlib", "scipy", "pandas"}
@@ -32,3 +38,50 @@ CONTROL = {"zmq", "structlog", "prometheus_client", "uvloop"}
 def test_imports(module: str, unneeded: set[str]) -> None:
     script = f"import sys, {module}; sys.exit(', '.join({unneeded} & set(sys.modules)) or None)"
     subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=True, timeout=60)
+
+
+async def test_an_engines_traffic_manager_starts_beside_its_back_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with the back end is told at once."""
+    begun: list[str] = []
+
+    async def start_traffic_manager() -> str:
+        begun.append("traffic manager")
+        await asyncio.Event().wait()
+        return ""
+
+    async def open_backend(config: Config, settings: EngineConfig, name: str) -> None:
+        begun.append("back end")
+        raise ConfigError("the model is not there")
+
+    monkeypatch.setattr("services.engine.service.open_backend", open_backend)
+    engine = PrefillEngine(load_config(overrides={"model.profile": "ds-660b"}), "prefill", start_traffic_manager)
+    try:
+        async with asyncio.timeout(10):
+            with pytest.raises(ConfigError, match="the model is not there"):
+                await engine.start()
+    finally:
+        await engine.stop()
+    assert begun == ["traffic manager", "back end"]
+
+
+def test_an_engine_answers_while_it_imports_its_back_end(tmp_path: Path) -> None:
+    """In a process of its own: here it is imported already."""
+    script = f"""
+import asyncio, sys
+from common.config import load_config
+from services.engine.service import open_backend
+config = load_config(None, {{"model.path": {str(tiny_model(tmp_path))!r}, "prefill.device_memory": "1MiB"}})
+
+async def main():
+    opening = asyncio.create_task(open_backend(config, config.prefill, "x"))
+    turns = 0
+    while not opening.done():
+        await asyncio.sleep(0.01)
+        turns += 1
+    await opening.result().close()
+    assert "torch" in sys.modules
+    return turns
+
+sys.exit(asyncio.run(main()) < 20)
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=True, timeout=120)

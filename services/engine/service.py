@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,9 @@ from common.types import KEY_BYTES, Request, RequestKey
 from services.engine.backend import Backend
 from services.engine.fetching import Fetching
 from services.engine.memory import DeviceMemory
+
+if TYPE_CHECKING:
+    from services.engine.torch_backend.backend import TorchBackend
 
 #: A layer, and likewise the end of a forward, waits for at most so many transfers, each with its own deadline.
 LAYER_TRANSFERS = 4
@@ -97,12 +100,7 @@ class EngineService(Service, Generic[S]):
     # -- life --
 
     async def open(self) -> None:
-        self.backend = await open_backend(self.config, self.settings, self.name)
-        self.model, self.memory = self.backend.model, self.backend.memory
-        self._show_load()
-        self.geometry = self.model.manifest.geometry
-        self._check_context(self.capacity(self.settings.buffer // self.geometry.full_block_bytes))
-        endpoint = await self._start_traffic_manager()
+        endpoint, _ = await asyncio.gather(self._start_traffic_manager(), self._open_backend())
         self.traffic_manager: Link = self.node.link(endpoint)
         attached: Attached = await self.traffic_manager.call(
             Attach(self.incarnation, self.role, self._device_region(self.memory), self.settings.buffer),
@@ -117,6 +115,13 @@ class EngineService(Service, Generic[S]):
         on(ReadQueue, self._on_read_queue)
         on(StageFailed, self._on_stage_failed)
 
+    async def _open_backend(self) -> None:
+        self.backend = await open_backend(self.config, self.settings, self.name)
+        self.model, self.memory = self.backend.model, self.backend.memory
+        self._show_load()
+        self.geometry = self.model.manifest.geometry
+        self._check_context(self.capacity(self.settings.buffer // self.geometry.full_block_bytes))
+
     def _show_load(self) -> None:
         gauge = self.metrics.gauge
         gauge("engine_requests", "Requests assigned to this engine and not ended there").set_function(
@@ -128,7 +133,7 @@ class EngineService(Service, Generic[S]):
         )
 
     def _check_context(self, capacity: Capacity) -> None:
-        """ConfigError if the memory cannot hold even a block of context; before anything else is started."""
+        """ConfigError if the memory cannot hold even a block of context."""
         if capacity.max_context_tokens < self.geometry.block_size:
             role = self.role.value
             raise ConfigError(
@@ -284,11 +289,17 @@ class EngineService(Service, Generic[S]):
 
 
 async def open_backend(config: Config, settings: EngineConfig, name: str) -> Backend:
-    """The back end that the configuration asks for. Imports torch only where a real model is served."""
+    """The back end that the configuration asks for. Imports torch only where a real model is served, and then in a
+    thread: it takes seconds, in which this process is to answer."""
     if config.model.profile:
         from services.engine.profiled import ProfiledBackend
 
         return ProfiledBackend(config, settings, name)
+    torch_backend = await asyncio.to_thread(_import_torch_backend)
+    return await torch_backend.load(config, settings, name)
+
+
+def _import_torch_backend() -> type[TorchBackend]:
     from services.engine.torch_backend.backend import TorchBackend
 
-    return await TorchBackend.load(config, settings, name)
+    return TorchBackend
