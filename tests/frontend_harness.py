@@ -317,12 +317,13 @@ def expected_keys(frontend: Frontend, request: Request) -> bytes:
 
 
 CHILD = """
-import sys
+import os, sys
 from common.config import read_dumped_config
 from common.process import run_service
 from services.frontend.service import Frontend
 config = read_dumped_config(sys.argv[1])
-sys.exit(run_service(lambda: Frontend(config, "frontend"), config.log, ready_fd=1))
+# not 1 itself: it is closed then, and a connection that gets its number is one that libuv never closes
+sys.exit(run_service(lambda: Frontend(config, "frontend"), config.log, ready_fd=os.dup(1)))
 """
 
 

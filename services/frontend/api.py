@@ -29,6 +29,7 @@ from services.frontend.limits import (
 )
 from services.frontend.model import ServedModel
 from services.frontend.openapi import describe
+from services.frontend.outlet import OUTLET
 from services.frontend.requests import Call, Requests
 from services.frontend.responses import Answer, ChatAnswer, ChatChoice, Choice, CompletionAnswer, CompletionChoice
 from services.frontend.schema import (
@@ -245,7 +246,7 @@ class _Api:
             return JSONResponse(answer.whole(updates, generation.usage))
         # a request that fails before its first token still gets a proper status
         first = await unless_gone(request.receive, generation.next_update())
-        return EventStream(generation, first, answer, call.request_id)
+        return EventStream(generation, first, answer, call.request_id, request.scope.get(OUTLET))
 
 
 async def _read(request: Request, schema: type[Body]) -> Body:

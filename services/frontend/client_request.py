@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections import deque
 from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from prometheus_client import Counter
@@ -28,17 +28,16 @@ from common.rpc import Link
 from common.types import TOKEN_BYTES, FinishReason, Request, Sampling, pack_tokens
 from services.frontend.admission import Admission
 from services.frontend.detokenize import OutputText
+from services.frontend.inbox import Event, Inbox
 from services.frontend.progress import Progress
-from services.frontend.updates import Timing, Update, Usage
+from services.frontend.turns import Turns
+from services.frontend.updates import Sink, Timing, Update, Usage
 
 #: Prompts of more tokens are hashed off the event loop.
 HASH_INLINE_TOKENS = 16_384
 #: A scheduler that shuts down, or does not know us yet, says so at once: it is asked again after so many seconds.
 REFUSALS = frozenset({ErrorCode.STRANGER, ErrorCode.DRAINING})
 REFUSED_PAUSE_S = 0.1
-
-Event = list[Token] | FinishReason | DualPathError
-"""Something that happened to an attempt: tokens that arrived together, its end, its failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,7 @@ class Home(Protocol):
     scheduler: Link
     retries: Counter
     admission: Admission
+    turns: Turns
     enrolled: Callable[[], Awaitable[None]]
 
     def leave(self, request: ClientRequest, outcome: str) -> None:
@@ -93,8 +93,7 @@ class ClientRequest:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + self._timeouts.request_s
         self._log = get_logger().bind(request=request_id)
-        self._inbox: deque[tuple[int, Event]] = deque()  # bounded by max_tokens: duplicates stay out
-        self._news: asyncio.Future[None] | None = None  # somebody waits for the inbox
+        self._inbox = Inbox(home.turns)
         self._progress: Progress[Token] = Progress(asked.sampling.max_tokens)
         # numbers, not objects: the garbage collector looks at every object that there is, all at once
         self._received = array("I")
@@ -131,6 +130,23 @@ class ClientRequest:
                 self._end_attempt()  # a stop string is complete while the engines go on
             return update
 
+    def straight(self, sink: Sink) -> None:
+        """From here on updates go to sink while it is free, without waking who waits for the next one. Those that it
+        cannot take, and the last one, still come from next_update()."""
+        self._inbox.straight = partial(self._tell, sink)
+
+    def _tell(self, sink: Sink, tokens: list[Token]) -> Event | None:
+        try:
+            if not sink.free:
+                return tokens
+            update = self._advance(tokens)
+            if update.finish_reason is not None:
+                return update
+            sink.take(update)
+        except Exception as error:  # whoever waits is to learn of it
+            return error
+        return None
+
     @property
     def usage(self) -> Usage:
         cached = self._started.cached_tokens if self._started else 0
@@ -144,6 +160,7 @@ class ClientRequest:
 
     def close(self) -> None:
         """The client needs no more: cancel what is running and forget the request."""
+        self._inbox.straight = None  # it leads back here: together they would wait for a collection
         self._end_attempt()
         self._unqueue()
         self._deadline_timer.cancel()
@@ -163,11 +180,7 @@ class ClientRequest:
             for new in tokens:
                 self._received.append(new.token)
                 self._note_time()
-            last = self._inbox[-1][1] if self._inbox else None
-            if isinstance(last, list):  # what comes together, or faster than the client reads, is told together
-                last += tokens
-            else:
-                self._put(tokens)
+            self._inbox.put(self.attempt, tokens)
         self._settle()
 
     def _note_time(self) -> None:
@@ -201,12 +214,7 @@ class ClientRequest:
         self.failed(error)
 
     def failed(self, error: DualPathError) -> None:
-        self._put(error)
-
-    def _put(self, event: Event) -> None:
-        self._inbox.append((self.attempt, event))
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        self._inbox.put(self.attempt, error)
 
     def _settle(self) -> None:
         """After news of the running attempt: has it ended, or is something missing?"""
@@ -214,7 +222,7 @@ class ClientRequest:
             return
         if self._reason is not None and self._progress.complete:
             self._running = False
-            self._put(self._reason)
+            self._inbox.put(self.attempt, self._reason)
         elif self._gap_timer is None:
             self._watch_gap()
 
@@ -292,7 +300,7 @@ class ClientRequest:
         """All tokens are there, though nobody has said that it is the end."""
         reason = self._ended_already()
         if reason is not None:
-            self._put(reason)
+            self._inbox.put(self.attempt, reason)
         return reason is not None
 
     def _ended_already(self) -> FinishReason | None:
@@ -336,10 +344,7 @@ class ClientRequest:
 
     async def _next_event(self) -> Event:
         while True:
-            while not self._inbox:
-                self._news = self._loop.create_future()
-                await self._news
-            attempt, event = self._inbox.popleft()
+            attempt, event = await self._inbox.next()
             if attempt == self.attempt or isinstance(event, list):  # tokens in order count, whatever their attempt
                 return event
 
@@ -347,7 +352,9 @@ class ClientRequest:
         return DualPathError(ErrorCode.DEADLINE, f"the request did not end within {self._timeouts.request_s:g} s")
 
     def _advance(self, event: Event) -> Update:
-        if isinstance(event, DualPathError):
+        if isinstance(event, Update):
+            return event
+        if isinstance(event, Exception):
             try:
                 raise event
             finally:

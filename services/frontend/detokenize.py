@@ -47,11 +47,17 @@ class ByteDetokenizer:
     def __init__(self, text_bytes: Callable[[int], bytes], context: Sequence[int] = ()) -> None:
         self._text_bytes = text_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._in_character = False  # the decoder holds a part of one
         for token in context:
             self.push(token)
 
     def push(self, token: int) -> str:
-        return self._decoder.decode(self._text_bytes(token))
+        raw = self._text_bytes(token)
+        if not self._in_character and raw.isascii():  # nearly always
+            return raw.decode("ascii")
+        text = self._decoder.decode(raw)
+        self._in_character = bool(self._decoder.getstate()[0])
+        return text
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)

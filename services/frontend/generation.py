@@ -14,7 +14,7 @@ from services.frontend.errors import ApiError
 from services.frontend.limits import check_prompt, check_sequences, check_token_ids, resolve_sampling
 from services.frontend.model import ServedModel
 from services.frontend.schema import GenerationRequest
-from services.frontend.updates import Update, Usage
+from services.frontend.updates import Sink, Update, Usage
 
 SEEDS = 2**63
 
@@ -42,6 +42,11 @@ class Generation:
         first = [request.usage for request in self._requests[:: self._n]]
         completion = sum(request.usage.completion for request in self._requests)
         return Usage(sum(one.prompt for one in first), completion, sum(one.cached for one in first), None)
+
+    def straight(self, sink: Sink) -> None:
+        """As ClientRequest.straight(), where there is one sequence: the updates of several go one way, in order."""
+        if len(self._requests) == 1:
+            self._requests[0].straight(sink)
 
     async def next_update(self) -> tuple[int, Update]:
         """Which sequence, and what it says next. DualPathError if one has failed for good: then all have."""

@@ -47,4 +47,4 @@ class Progress(Generic[T]):
     @property
     def gap(self) -> bool:
         """True while something is known to be missing, or more is there than the engine says."""
-        return bool(self._early) or self._total not in (None, self.count)
+        return bool(self._early) or (self._total is not None and self._total != self.count)

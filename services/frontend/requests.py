@@ -19,6 +19,7 @@ from services.frontend.client_request import Asked, ClientRequest
 from services.frontend.generation import Generation
 from services.frontend.latencies import Latencies
 from services.frontend.tenants import EVERYBODY, Tenant
+from services.frontend.turns import Turns
 
 SUCCESS = frozenset(reason.value for reason in FinishReason)
 
@@ -48,6 +49,7 @@ class Requests:
         self.scheduler = node.link(config.scheduler.control)
         self.retries = metrics.counter("retries", "Attempts after a lost one, by the reason of the loss", ("code",))
         self.admission = Admission(config.frontend.max_pending, config.frontend.max_queued_tokens)
+        self.turns = Turns()
         self._draining = False
         self._running: dict[str, ClientRequest] = {}
         self._idle = asyncio.Event()

@@ -1,11 +1,12 @@
-"""The answers of the two generation endpoints, whole and as chunks of a stream. Pure: updates in, JSON objects out."""
+"""The answers of the two generation endpoints, whole and as chunks of a stream. Pure: updates in, JSON out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from hashlib import blake2b
 from typing import Any
+
+from pydantic_core import to_json
 
 from common.types import FinishReason
 from services.frontend.logprobs import CompletionLogprobs, TokenBytes, chat_logprobs
@@ -24,7 +25,7 @@ def usage_body(usage: Usage) -> Json:
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
     }
-    return body if usage.timing is None else body | {"timing": asdict(usage.timing)}
+    return body if usage.timing is None else body | {"timing": usage.timing._asdict()}
 
 
 class Choice:
@@ -46,7 +47,9 @@ class Choice:
     def _body(self, content: Json, update: Update) -> Json:
         logprobs = self._logprobs(update) if self._with_logprobs and update.tokens else None
         body = {"index": self._index, **content, "logprobs": logprobs, "finish_reason": self._reason(update)}
-        return body | {"token_ids": update.token_ids} if self._token_ids else body
+        if self._token_ids:
+            body["token_ids"] = update.token_ids
+        return body
 
     def _reason(self, update: Update) -> str | None:
         return update.finish_reason and update.finish_reason.value
@@ -153,22 +156,23 @@ class Answer:
     ) -> None:
         self._head: Json = {"id": f"{self.id_prefix}-{request_id}", "object": "", "created": created, "model": model}
         self._choices = choices
+        self._chunk_head = to_json(self._body(self.chunk_object, [])).removesuffix(b"]}")
         options = request.stream_options
         self.include_usage = bool(options and options.include_usage)
         self.continuous_usage = bool(options and options.continuous_usage_stats)
 
-    def chunk(self, index: int, update: Update, usage: Usage | None) -> Json:
-        """What a stream sends for one update of one choice. usage: for continuous usage."""
-        body = self._body(self.chunk_object, [self._choices[index].chunk(update)])
+    def chunk(self, index: int, update: Update, usage: Usage | None) -> bytes:
+        """What a stream sends for one update of one choice, in one line. usage: for continuous usage."""
+        tail = b"]}"
         if usage is not None:
-            body["usage"] = usage_body(usage)
+            tail = b'],"usage":%b}' % to_json(usage_body(usage))
         elif self.include_usage:
-            body["usage"] = None
-        return body
+            tail = b'],"usage":null}'
+        return self._chunk_head + to_json(self._choices[index].chunk(update)) + tail
 
-    def usage_chunk(self, usage: Usage) -> Json:
+    def usage_chunk(self, usage: Usage) -> bytes:
         """What a stream sends at its end if it is to include the usage."""
-        return self._body(self.chunk_object, []) | {"usage": usage_body(usage)}
+        return self._chunk_head + b'],"usage":%b}' % to_json(usage_body(usage))
 
     def whole(self, updates: Sequence[Update], usage: Usage) -> Json:
         """All of it at once: for each choice one update that is everything."""

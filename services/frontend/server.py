@@ -11,6 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from common.errors import ConfigError
+from services.frontend.outlet import OutletProtocol
 
 BACKLOG = 2_048
 #: Seconds that answers have to go out once the server stops.
@@ -53,7 +54,7 @@ class HttpServer:
         assert self._socket is not None, "not bound"
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=OutletProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

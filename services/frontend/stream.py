@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from common.errors import DualPathError, ErrorCode
 from common.log import get_logger
 from services.frontend.errors import failure_body
 from services.frontend.generation import Generation
+from services.frontend.outlet import Outlet
 from services.frontend.responses import Answer
 from services.frontend.updates import Update
 
@@ -24,26 +25,34 @@ DONE = b"data: [DONE]\n\n"
 T = TypeVar("T")
 
 
-def sse(event: dict[str, Any]) -> bytes:
-    """One event. Compact JSON has no line end, so the event is one line."""
-    return b"data: " + to_json(event) + b"\n\n"
+def sse(event: bytes) -> bytes:
+    """One event. event: compact JSON, which has no line end, so that the event is one line."""
+    return b"data: " + event + b"\n\n"
 
 
 class EventStream(Response):
     """The output of a call from its first update on. An error is its last event; only success ends with [DONE].
 
-    request_id: for the log.
+    request_id: for the log. outlet: of this answer, where its server has them.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, first: tuple[int, Update], answer: Answer, request_id: str) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        first: tuple[int, Update],
+        answer: Answer,
+        request_id: str,
+        outlet: Outlet | None,
+    ) -> None:
         self.status_code = 200
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._generation = generation
         self._first = first
         self._answer = answer
         self._request_id = request_id
+        self._outlet = outlet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -53,10 +62,11 @@ class EventStream(Response):
     async def _send_events(self, send: Send) -> None:
         generation, answer = self._generation, self._answer
         try:
+            if self._outlet is not None:
+                generation.straight(_Straight(self._outlet, self._event))
             index, update = self._first
             while True:
-                usage = generation.usage if answer.continuous_usage else None
-                await send(_body(sse(answer.chunk(index, update, usage))))
+                await send(_body(self._event(index, update)))
                 if generation.ended:
                     break
                 index, update = await generation.next_update()
@@ -64,11 +74,30 @@ class EventStream(Response):
                 await send(_body(sse(answer.usage_chunk(generation.usage))))
             await send(_body(DONE))
         except DualPathError as error:
-            await send(_body(sse(failure_body(error))))
+            await send(_body(sse(to_json(failure_body(error)))))
         except Exception as error:
             get_logger().error("stream failed", request=self._request_id, exc_info=error)
-            await send(_body(sse(failure_body(DualPathError(ErrorCode.INTERNAL, "internal error")))))
+            await send(_body(sse(to_json(failure_body(DualPathError(ErrorCode.INTERNAL, "internal error"))))))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _event(self, index: int, update: Update) -> bytes:
+        usage = self._generation.usage if self._answer.continuous_usage else None
+        return sse(self._answer.chunk(index, update, usage))
+
+
+class _Straight:
+    """What becomes of updates of the only sequence while nobody has to wait: events, written at once."""
+
+    def __init__(self, outlet: Outlet, event: Callable[[int, Update], bytes]) -> None:
+        self._outlet = outlet
+        self._event = event
+
+    @property
+    def free(self) -> bool:
+        return self._outlet.free
+
+    def take(self, update: Update) -> None:
+        self._outlet.write(self._event(0, update))
 
 
 def _body(event: bytes) -> Message:

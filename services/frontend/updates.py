@@ -1,15 +1,15 @@
-"""What a client learns of its request: output as it comes, and the usage. Plain values."""
+"""What a client learns of its request: output as it comes, and the usage. Plain values; tuples, since they are made for
+every token."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from common.messages import Token
 from common.types import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """What the client learns next. The text may lag behind the tokens; with a finish reason it has caught up."""
 
     tokens: list[Token]
@@ -21,8 +21,17 @@ class Update:
         return [token.token for token in self.tokens]
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Sink(Protocol):
+    """Who takes updates at once."""
+
+    @property
+    def free(self) -> bool:
+        """False while one would have to wait."""
+
+    def take(self, update: Update) -> None: ...
+
+
+class Timing(NamedTuple):
     """The parts of the time from the first attempt's submission to the first token here (spec §10), in seconds.
 
     prefill_s is what the other three, as the engines report them, leave of it: a lost attempt's time is in there too.
@@ -34,8 +43,7 @@ class Timing:
     prefill_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens as the client is told them. cached: what the first attempt found in storage. timing: None before the first
     token, and where no engine reported."""
 
