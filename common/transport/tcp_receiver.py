@@ -50,6 +50,8 @@ ACCEPT_RETRY_S = 0.05
 #: no more than these: few steps of Python a byte, and the checksum still finds them in a cache.
 WAKE_BYTES = 2 << 20
 TAKE_BYTES = 4 << 20
+#: A turn ends after so many frames, too: their acknowledgements have room, and small ones cost more than their bytes.
+TURN_FRAMES = MAX_UNACKED // 4
 #: Late streams are looked for so many times within their time.
 SWEEPS = 4
 
@@ -136,10 +138,8 @@ class Stream:
                 self._refuse(status.name.lower())
             self.since = None
             self._acks += ACK.pack(header.transfer, status)
-            if self._turn >= TURN_BYTES:
+            if self._turn >= TURN_BYTES or len(self._acks) >= TURN_FRAMES * ACK.size:
                 yield 1
-            elif len(self._acks) >= MAX_UNACKED // 2 * ACK.size:
-                self._acknowledge()
         self._acknowledge()
 
     def _head_filled(self) -> Steps[bool]:
@@ -228,6 +228,8 @@ class Stream:
             part = nowhere[: min(num_bytes, DISCARD_BYTES)]
             yield from self._fill(part)
             num_bytes -= len(part)
+            if num_bytes and self._turn >= TURN_BYTES:
+                yield min(num_bytes, WAKE_BYTES)
 
 
 class Listener:
