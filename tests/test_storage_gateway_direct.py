@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gateway_harness import BLOCK, World, gateway_model, payload_of, running
+from common.storage.directory import DirectoryStore
+from tests.gateway_harness import BLOCK, World, gateway_model, payload_of, running, until
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +27,6 @@ def blocks_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def staged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many blocks each read of the store brought into staging."""
-    from common.storage.directory import DirectoryStore
-
     counts: list[int] = []
     real = DirectoryStore.read
 
@@ -135,3 +136,30 @@ async def test_a_transfer_that_fails_is_tried_once_more_through_staging(
         await tm.store([0, 1])
         assert await tm.read([0, 1]) == [True, True]
         assert sum(staged) == 1  # the first block goes alone
+
+
+async def test_a_file_system_that_hangs_while_files_are_opened_keeps_no_answer(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it gives at last is closed."""
+    real, goes_on, opened = DirectoryStore._open_part, threading.Event(), threading.Semaphore(0)
+
+    def hangs(self: DirectoryStore, key: bytes) -> Any:
+        goes_on.wait(20)
+        opened.release()
+        return real(self, key)
+
+    async with running(model, tmp_path, timeouts__read_s=0.5) as world:
+        tm = await world.traffic_manager()
+        await tm.store([0, 1])
+        assert await tm.read([0, 1]) == [True, True]
+        before = open_files()
+        monkeypatch.setattr(DirectoryStore, "_open_part", hangs)
+        try:
+            async with asyncio.timeout(5):
+                assert await tm.read([0, 1]) == [False, False]
+        finally:
+            goes_on.set()
+        assert opened.acquire(timeout=5)
+        await until(lambda: open_files() == before)
+        assert await tm.read([0, 1]) == [True, True]

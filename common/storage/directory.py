@@ -18,7 +18,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -107,15 +107,12 @@ class DirectoryStore:
     async def open_parts(self, keys: Sequence[bytes]) -> list[FilePart | None]:
         if not self._verify:
             return [None] * len(keys)
-        parts: list[FilePart | None] = []
+        opening = self._opening.submit(self._open_parts, keys)
         try:
-            await to_the_end(self._in(self._opening, self._open_parts, keys, parts))
+            return await asyncio.wrap_future(opening)
         except asyncio.CancelledError:
-            for part in parts:
-                if part is not None:
-                    os.close(part.fd)
+            opening.add_done_callback(_close_parts)  # it touches nothing of the caller's, who need not wait for it
             raise
-        return parts
 
     async def write(self, key: bytes, payload: memoryview, checksum: int) -> bool:
         self._check_size(payload)
@@ -125,10 +122,12 @@ class DirectoryStore:
             self._written_bytes.inc(payload.nbytes)
         return stored
 
-    def _open_parts(self, keys: Sequence[bytes], parts: list[FilePart | None]) -> None:
+    def _open_parts(self, keys: Sequence[bytes]) -> list[FilePart | None]:
         """Up to the first that is not cached: opening what is not may take long, and read() opens it again."""
+        parts: list[FilePart | None] = []
         for key in keys:
             parts.append(self._open_part(key) if not parts or parts[-1] is not None else None)
+        return parts
 
     def _read_blocks(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
         return [self._read_block(key, block) for key, block in zip(keys, into, strict=True)]
@@ -254,6 +253,14 @@ def _fill(fd: int, *places: bytearray | memoryview) -> None:
             got -= len(rest.pop(0))
         if rest:
             rest[0] = rest[0][got:]
+
+
+def _close_parts(opening: Future[list[FilePart | None]]) -> None:
+    """Nobody waits for them any more."""
+    if not opening.cancelled():
+        for part in opening.result():
+            if part is not None:
+                os.close(part.fd)
 
 
 def _read_cached(fd: int, place: bytearray, offset: int) -> None:
