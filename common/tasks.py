@@ -24,11 +24,15 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def settle(future: asyncio.Future[Any]) -> None:
-    """Wait until it is done, well or not, however often the caller is cancelled. Only for what is sure to end."""
+    """Wait until it is done, well or not, however often the caller is cancelled, who gets to know of that only then.
+    Only for what is sure to end."""
+    cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:
             await asyncio.wait({future})
-        except asyncio.CancelledError:
-            continue
+        except asyncio.CancelledError as error:
+            cancelled = error
     if not future.cancelled():
         future.exception()  # taken note of
+    if cancelled is not None:
+        raise cancelled
