@@ -32,8 +32,8 @@ class BlockStore(Protocol):
     async def open_parts(self, keys: Sequence[bytes]) -> list[FilePart | None]:
         """The payload of each block as part of an open file, for a transport that verifies it where it arrives; the
         caller closes the descriptors. None where read() has to be asked: for blocks that are not there, or no files, or
-        not in the page cache, or not to be verified; and for all behind such a block. A cancelled call waits for no file
-        system, and closes what comes of it."""
+        not in the page cache, or not to be verified; and for all behind such a block. A cancelled call does not
+        wait for the file system, and closes what comes of it."""
 
     def count_read(self, count: int) -> None:
         """So many blocks that were opened have been read and found good. read() counts by itself."""
