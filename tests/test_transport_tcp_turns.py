@@ -9,8 +9,8 @@ from collections.abc import Generator
 import pytest
 
 from common.transport.region import RegionDescriptor
-from common.transport.tcp_frames import ACK, MAX_PAYLOAD_BYTES, Header, Status
-from common.transport.tcp_receiver import DISCARD_BYTES, TURN_FRAMES, Stream
+from common.transport.tcp_frames import ACK, MAX_PAYLOAD_BYTES, TURN_BYTES, Header, Status
+from common.transport.tcp_receiver import DISCARD_BYTES, FRAME_COST, Stream
 from tests.test_transport_tcp import SIZE, changed, exchange, frame
 from tests.transport_support import each_loop, end, run
 
@@ -46,7 +46,7 @@ def test_a_flood_of_small_frames(loop: str, known: bool, turns: list[int], monke
 
     monkeypatch.setattr(Header, "unpack", taken)
     run(loop, scenario())
-    assert sum(turns) == 1000 and max(turns) <= TURN_FRAMES
+    assert sum(turns) == 1000 and max(turns) <= TURN_BYTES // FRAME_COST
 
 
 @each_loop

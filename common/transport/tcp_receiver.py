@@ -50,8 +50,8 @@ ACCEPT_RETRY_S = 0.05
 #: no more than these: few steps of Python a byte, and the checksum still finds them in a cache.
 WAKE_BYTES = 2 << 20
 TAKE_BYTES = 4 << 20
-#: A turn ends after so many frames, too: their acknowledgements have room, and small ones cost more than their bytes.
-TURN_FRAMES = MAX_UNACKED // 4
+#: What a frame and each of its runs take beside their bytes, as the bytes that one could have taken meanwhile.
+FRAME_COST, RUN_COST = 64 << 10, 1 << 10
 #: Late streams are looked for so many times within their time.
 SWEEPS = 4
 
@@ -138,8 +138,11 @@ class Stream:
                 self._refuse(status.name.lower())
             self.since = None
             self._acks += ACK.pack(header.transfer, status)
-            if self._turn >= TURN_BYTES or len(self._acks) >= TURN_FRAMES * ACK.size:
+            self._turn += FRAME_COST + header.num_runs * RUN_COST
+            if self._turn >= TURN_BYTES:
                 yield 1
+            elif len(self._acks) >= MAX_UNACKED // 2 * ACK.size:
+                self._acknowledge()
         self._acknowledge()
 
     def _head_filled(self) -> Steps[bool]:
