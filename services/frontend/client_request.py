@@ -137,7 +137,7 @@ class ClientRequest:
 
     def _tell(self, sink: Sink, tokens: list[Token]) -> Event | None:
         try:
-            if not sink.free:
+            if not sink.free():
                 return tokens
             update = self._advance(tokens)
             if update.finish_reason is not None:

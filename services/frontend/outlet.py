@@ -17,7 +17,6 @@ class Outlet:
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
 
-    @property
     def free(self) -> bool:
         """False while the client reads so slowly that what is sent has to wait: that is send()'s to do."""
         return not self._cycle.flow.write_paused

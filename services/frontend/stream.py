@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic_core import to_json
@@ -18,7 +19,7 @@ from services.frontend.errors import failure_body
 from services.frontend.generation import Generation
 from services.frontend.outlet import Outlet
 from services.frontend.responses import Answer
-from services.frontend.updates import Update
+from services.frontend.updates import Sink, Update
 
 DONE = b"data: [DONE]\n\n"
 
@@ -63,7 +64,7 @@ class EventStream(Response):
         generation, answer = self._generation, self._answer
         try:
             if self._outlet is not None:
-                generation.straight(_Straight(self._outlet, self._event))
+                generation.straight(Sink(self._outlet.free, partial(self._write, self._outlet)))
             index, update = self._first
             while True:
                 await send(_body(self._event(index, update)))
@@ -84,20 +85,8 @@ class EventStream(Response):
         usage = self._generation.usage if self._answer.continuous_usage else None
         return sse(self._answer.chunk(index, update, usage))
 
-
-class _Straight:
-    """What becomes of updates of the only sequence while nobody has to wait: events, written at once."""
-
-    def __init__(self, outlet: Outlet, event: Callable[[int, Update], bytes]) -> None:
-        self._outlet = outlet
-        self._event = event
-
-    @property
-    def free(self) -> bool:
-        return self._outlet.free
-
-    def take(self, update: Update) -> None:
-        self._outlet.write(self._event(0, update))
+    def _write(self, outlet: Outlet, update: Update) -> None:
+        outlet.write(self._event(0, update))
 
 
 def _body(event: bytes) -> Message:

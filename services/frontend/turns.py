@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 #: Seconds of one callback. Then others have a turn.
-TURN_S = 0.005
+TURN_S = 0.002
 
 
 class Turns:

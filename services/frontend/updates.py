@@ -3,7 +3,8 @@ every token."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 from common.messages import Token
 from common.types import FinishReason
@@ -21,14 +22,11 @@ class Update(NamedTuple):
         return [token.token for token in self.tokens]
 
 
-class Sink(Protocol):
-    """Who takes updates at once."""
+class Sink(NamedTuple):
+    """Who takes updates at once. free(): False while one would have to wait."""
 
-    @property
-    def free(self) -> bool:
-        """False while one would have to wait."""
-
-    def take(self, update: Update) -> None: ...
+    free: Callable[[], bool]
+    take: Callable[[Update], None]
 
 
 class Timing(NamedTuple):

@@ -117,7 +117,7 @@ async def test_a_client_that_rests_in_the_middle_gets_everything_in_order(
         free.append(not outlet._cycle.flow.write_paused)
         return free[-1]
 
-    monkeypatch.setattr(Outlet, "free", property(seen))
+    monkeypatch.setattr(Outlet, "free", seen)
     async with serve(model, LIMIT) as served:
         listening = served.frontend._server._socket
         assert listening is not None
