@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -41,6 +42,7 @@ def run_service(
 async def _run(build: Callable[[], Service], ready_fd: int | None, lifeline_fd: int | None) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+    _allow_open_files()
 
     def signalled() -> None:
         if stop.is_set():
@@ -88,6 +90,13 @@ async def _run(build: Callable[[], Service], ready_fd: int | None, lifeline_fd: 
     finally:
         stopping.cancel()
         await service.stop(drain=stop.is_set())
+
+
+def _allow_open_files() -> None:
+    """As many as the hard limit allows: each client is one, and so is each block on its way out of a file. The soft
+    limit is low for the sake of select(), which nothing here uses."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def service_address(service: Service) -> dict[str, Any]:

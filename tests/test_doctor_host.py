@@ -58,7 +58,7 @@ def test_open_files_must_do_for_all_pending_requests(limit, level):
     """Case E11."""
     check = judge_open_files(limit, Config())
     assert check.level is level
-    assert level is OK or "ulimit -n 3072" in check.fix
+    assert level is OK or "ulimit -Hn 3072" in check.fix
 
 
 @pytest.mark.parametrize(

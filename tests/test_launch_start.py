@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from common.children import Child, child_command, child_input, read_address
 from common.config import Config, EngineConfig, load_config
 from common.errors import ConfigError
+from common.types import Role
 from services.prefill.service import PrefillEngine
 from tests.models import tiny_model
 
@@ -85,3 +88,19 @@ async def main():
 sys.exit(asyncio.run(main()) < 20)
 """
     subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=True, timeout=120)
+
+
+async def test_a_process_may_open_as_many_files_as_its_hard_limit_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = min(512, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
+    try:
+        settings = load_config(None, {"scheduler.control": "tcp://127.0.0.1:*"})
+        child = Child("scheduler", child_command(Role.SCHEDULER, "scheduler"), first_line=child_input(settings))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        await read_address(child, 60)
+        assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        child.kill()

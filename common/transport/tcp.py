@@ -3,8 +3,8 @@
 The sender writes with vectored calls out of its region, the receiver reads with vectored calls into its own; a byte is
 copied by the two kernels alone, but for frames of many short runs, which are gathered and scattered. A write is done
 when the receiver has verified its checksum and said so. Cancelling one sends no further frame and waits for the answers
-to those under way. Only a transfer that is over its deadline resets the stream: the receiver writes nothing more from
-the moment at which the reset reaches it.
+to those under way. One that is over its deadline, or whose target is given up, resets the stream: the receiver writes
+nothing more from the moment at which the reset reaches it.
 
 Known limit: the stream is neither encrypted nor authenticated by itself. As with an RDMA rkey, the right to write is
 the region's secret 128-bit key, which travels over the control plane (CURVE outside loopback) and in the frames.

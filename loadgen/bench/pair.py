@@ -88,10 +88,12 @@ class Process:
 
     def hold(self) -> None:
         """Let it do nothing."""
-        self._process.send_signal(signal.SIGSTOP)
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGSTOP)
 
     def let_go(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGCONT)
 
     async def _last_line(self) -> str:
         assert self._process.stderr is not None
@@ -139,9 +141,11 @@ class Pair:
     def _awake(self) -> Iterator[None]:
         for process in self._still:
             process.let_go()
-        yield
-        for process in self._still:
-            process.hold()
+        try:
+            yield
+        finally:
+            for process in self._still:
+                process.hold()
 
     def _cpu_s(self) -> tuple[float, float]:
         return process_cpu_s(self._active.pid), process_cpu_s(self._passive)

@@ -189,8 +189,8 @@ class BlockStoreClient:
             raise DualPathError(ErrorCode.STORAGE_FAILED, "the gateway has no room for a block")
         keys, slots = keys[:count], slots[:count]
         size = self._geometry.full_block_bytes
-        sums = asyncio.get_running_loop().run_in_executor(None, self._checksums, slots)
         runs = make_runs([slot * size for slot in slots], reserved.offsets, size)
+        sums = asyncio.get_running_loop().run_in_executor(None, self._checksums, slots)
         try:
             await self._transport.write(Batch(self.region, reserved.target, runs), Intent.KV_PERSIST)
         finally:

@@ -108,6 +108,7 @@ def judge_memlock(limit: int, config: Config, has_rdma: bool) -> Check:
 
 
 def judge_open_files(limit: int, config: Config) -> Check:
+    """limit: the hard one, to which every process of the cluster raises its own."""
     needed = config.frontend.max_pending + SPARE_FILES
     return judged(
         "open files",
@@ -115,7 +116,7 @@ def judge_open_files(limit: int, config: Config) -> Check:
         (
             limit != NO_LIMIT and limit < needed,
             Level.FAIL,
-            f"ulimit -n {2 * needed} (LimitNOFILE), or lower frontend.max_pending",
+            f"ulimit -Hn {2 * needed} (LimitNOFILE), or lower frontend.max_pending",
         ),
     )
 
@@ -226,7 +227,7 @@ def check_host(config: Config, has_rdma: bool) -> Iterator[Check]:
     yield judge_memory(read_available_bytes(), config)
     yield check_shared_memory()
     yield judge_memlock(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], config, has_rdma)
-    yield judge_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0], config)
+    yield judge_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1], config)
     yield from judge_clock(read_clock())
     for field, host, port in listeners(config):
         yield judge_port(field, host, port, try_port(host, port))
