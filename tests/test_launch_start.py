@@ -1,8 +1,7 @@
-"""What a start takes: nothing is imported that is not needed, and nobody waits for what can go on beside."""
+"""What a start takes: nothing is imported that is not needed, and an engine answers while it imports what is."""
 
 from __future__ import annotations
 
-import asyncio
 import resource
 import subprocess
 import sys
@@ -11,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from common.children import Child, child_command, child_input, read_address
-from common.config import Config, EngineConfig, load_config
-from common.errors import ConfigError
+from common.config import load_config
 from common.types import Role
-from services.prefill.service import PrefillEngine
 from tests.models import tiny_model
 
 REPOSITORY = Path(__file__).parent.parent
@@ -41,30 +38,6 @@ CONTROL = {"zmq", "structlog", "prometheus_client", "uvloop"}
 def test_imports(module: str, unneeded: set[str]) -> None:
     script = f"import sys, {module}; sys.exit(', '.join({unneeded} & set(sys.modules)) or None)"
     subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=True, timeout=60)
-
-
-async def test_an_engines_traffic_manager_starts_beside_its_back_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong with the back end is told at once."""
-    begun: list[str] = []
-
-    async def start_traffic_manager() -> str:
-        begun.append("traffic manager")
-        await asyncio.Event().wait()
-        return ""
-
-    async def open_backend(config: Config, settings: EngineConfig, name: str) -> None:
-        begun.append("back end")
-        raise ConfigError("the model is not there")
-
-    monkeypatch.setattr("services.engine.service.open_backend", open_backend)
-    engine = PrefillEngine(load_config(overrides={"model.profile": "ds-660b"}), "prefill", start_traffic_manager)
-    try:
-        async with asyncio.timeout(10):
-            with pytest.raises(ConfigError, match="the model is not there"):
-                await engine.start()
-    finally:
-        await engine.stop()
-    assert begun == ["traffic manager", "back end"]
 
 
 def test_an_engine_answers_while_it_imports_its_back_end(tmp_path: Path) -> None:

@@ -100,7 +100,12 @@ class EngineService(Service, Generic[S]):
     # -- life --
 
     async def open(self) -> None:
-        endpoint, _ = await asyncio.gather(self._start_traffic_manager(), self._open_backend())
+        self.backend = await open_backend(self.config, self.settings, self.name)
+        self.model, self.memory = self.backend.model, self.backend.memory
+        self._show_load()
+        self.geometry = self.model.manifest.geometry
+        self._check_context(self.capacity(self.settings.buffer // self.geometry.full_block_bytes))
+        endpoint = await self._start_traffic_manager()
         self.traffic_manager: Link = self.node.link(endpoint)
         attached: Attached = await self.traffic_manager.call(
             Attach(self.incarnation, self.role, self._device_region(self.memory), self.settings.buffer),
@@ -115,13 +120,6 @@ class EngineService(Service, Generic[S]):
         on(ReadQueue, self._on_read_queue)
         on(StageFailed, self._on_stage_failed)
 
-    async def _open_backend(self) -> None:
-        self.backend = await open_backend(self.config, self.settings, self.name)
-        self.model, self.memory = self.backend.model, self.backend.memory
-        self._show_load()
-        self.geometry = self.model.manifest.geometry
-        self._check_context(self.capacity(self.settings.buffer // self.geometry.full_block_bytes))
-
     def _show_load(self) -> None:
         gauge = self.metrics.gauge
         gauge("engine_requests", "Requests assigned to this engine and not ended there").set_function(
@@ -133,7 +131,7 @@ class EngineService(Service, Generic[S]):
         )
 
     def _check_context(self, capacity: Capacity) -> None:
-        """ConfigError if the memory cannot hold even a block of context."""
+        """ConfigError if the memory cannot hold even a block of context; before anything else is started."""
         if capacity.max_context_tokens < self.geometry.block_size:
             role = self.role.value
             raise ConfigError(
