@@ -79,7 +79,7 @@ async def test_a_tokenizer_that_is_none_is_one_clear_line(tmp_path: Path) -> Non
 
 
 async def test_draining_finishes_what_is_in_hand_and_takes_nothing_new(model: Path) -> None:
-    async with serve(model, timeouts__drain_s=5.0) as served:
+    async with serve(model, timeouts__drain_s=30.0) as served:
         go_on = asyncio.Event()
 
         async def script(attempt: Any) -> None:
