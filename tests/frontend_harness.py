@@ -170,7 +170,8 @@ def scripted_logprobs(index: int, count: int) -> Logprobs:
 
 class FakeCluster:
     """Scheduler and engine. script: what happens to each attempt; refusal: how Submit is refused, if it is.
-    engine_limit: tokens of a context that the decode engine holds."""
+    engine_limit: tokens of a context that the decode engine holds. idle: cleared, the scheduler does not answer one
+    that is about to leave."""
 
     def __init__(self, engine_limit: int = ENGINE_LIMIT) -> None:
         self._engine_limit = engine_limit
@@ -179,6 +180,8 @@ class FakeCluster:
         self.engine = Node("engine", Config().security, self.metrics, Faults([], "engine"))
         self.script: Script | None = None
         self.refusal: DualPathError | None = None
+        self.idle = asyncio.Event()
+        self.idle.set()
         self.requests: list[Request] = []
         self.cancelled: list[tuple[str, int]] = []
         self.registered: list[Member] = []
@@ -195,7 +198,7 @@ class FakeCluster:
         await self.scheduler.bind("tcp://127.0.0.1:*")
         self.scheduler.on(Register, self._on_register)
         self.scheduler.on(Heartbeat, lambda msg, peer: Done())
-        self.scheduler.on(Leave, lambda msg, peer: None)
+        self.scheduler.on(Leave, self._on_leave)
         self.scheduler.on(Submit, self._on_submit)
         self.scheduler.on(Cancel, self._on_cancel)
 
@@ -223,6 +226,12 @@ class FakeCluster:
         self.registered.append(msg.member)
         self._frontends.append(peer)
         return Registered(0.05, self.members)
+
+    async def _on_leave(self, msg: Leave, peer: Peer) -> Done | None:
+        if msg.final:
+            return None
+        await self.idle.wait()
+        return Done()
 
     async def _on_submit(self, msg: Submit, peer: Peer) -> Accepted:
         await self._note(lambda: self.requests.append(msg.request))

@@ -132,7 +132,7 @@ async def live_cluster(
 @dataclass(slots=True)
 class Client:
     """Sends requests as a client behind a load balancer does: to the front ends in turn, to another one where nobody
-    listens or the answer is 503 or 429. failed: what else came, in words."""
+    listens or takes on more. failed: what else came, in words."""
 
     live: Live
     http: httpx.AsyncClient
@@ -169,7 +169,7 @@ class Client:
                         text = (await response.aread()).decode()
                 except httpx.ConnectError:
                     response = None
-                if response is not None and response.status_code not in (429, 503):
+                if response is not None and not _sent_on(response.status_code, text):
                     assert response.status_code == 200, text
                     return _streamed(text) if stream else list(json.loads(text)["choices"][0]["token_ids"])
             await asyncio.sleep(AGAIN_S)
@@ -188,6 +188,11 @@ class Client:
                 turn = [] if turn else prompt + answer
 
         await asyncio.gather(*(work() for _ in range(workers)))
+
+
+def _sent_on(status: int, text: str) -> bool:
+    """Whether the front end takes nothing now, for a reason of its own: another one may."""
+    return status in (429, 503) and json.loads(text)["error"]["code"] in ("draining", "overloaded")
 
 
 def _streamed(text: str) -> list[int]:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from common.faults import Fault
-from services.scheduler.service import Scheduler
+from common.types import Request
+from services.scheduler.service import ENGINES, Scheduler
 from tests.cluster import Cluster, cluster_config
 from tests.lifecycle_harness import Live, client_of, live_cluster, under_load
 
@@ -59,6 +60,28 @@ async def test_requests_wait_for_the_only_process_of_a_role(tmp_path: Path, name
     async with live_cluster(tmp_path) as live:
         client = await under_load(live, lambda: live.restart(name), 40, workers=4, after_s=0.3)
         assert client.failed == [] and client.done == client.sent
+
+
+@pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
+async def test_the_only_engine_leaves_while_storage_is_asked_for_its_request(tmp_path: Path, name: str) -> None:
+    async with live_cluster(tmp_path) as live:
+        scheduler, restarting = live.cluster.scheduler, None
+        look_up = scheduler._lookup.hit_blocks
+
+        async def slow(request: Request) -> int:
+            nonlocal restarting
+            if restarting is None:
+                restarting = asyncio.create_task(live.restart(name))
+                while scheduler._presence._missing(ENGINES) == []:
+                    await asyncio.sleep(0.01)
+            return await look_up(request)
+
+        scheduler._lookup.hit_blocks = slow  # type: ignore[method-assign]
+        async with client_of(live) as client:
+            await client.ask([1] * 100, 5, stream=False)
+        assert restarting is not None
+        await restarting
+        assert client.failed == [] and client.done == 1 and not live.retries()
 
 
 @pytest.mark.parametrize("name", ["scheduler", "prefill-0", "decode-0", "gateway-0"])

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from common.errors import DualPathError, ErrorCode
 from common.health import Page
 from common.pages import LIVE, METRICS, READY, Subject, pages
 from services.frontend.client_request import Asked
@@ -58,6 +59,7 @@ class Cluster(Subject, Protocol):
     model: ServedModel
     requests: Requests
     tenants: Tenants
+    draining: bool
 
     @property
     def context_limit(self) -> int:
@@ -112,6 +114,8 @@ class _Admitted:
         if not CLIENT_REQUEST_ID.fullmatch(asked_id):
             asked_id = ""
         scope[REQUEST_ID] = asked_id
+        if self._cluster.draining:
+            raise DualPathError(ErrorCode.DRAINING, "this front end is shutting down")
         tenant = self._cluster.tenants.find(request.headers.get("authorization"))
         call = self._cluster.requests.admit(asked_id, tenant)
         scope[REQUEST_ID] = asked_id or call.request_id

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence, Set
 
 from common.config import Config
-from common.errors import DualPathError, ErrorCode
+from common.errors import DualPathError
 from common.messages import Finished, PrefillStarted, RequestFailed, Tokens
 from common.metrics import Metrics
 from common.model import Manifest
@@ -50,7 +50,6 @@ class Requests:
         self.retries = metrics.counter("retries", "Attempts after a lost one, by the reason of the loss", ("code",))
         self.admission = Admission(config.frontend.max_pending, config.frontend.max_queued_tokens)
         self.turns = Turns()
-        self._draining = False
         self._running: dict[str, ClientRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -72,18 +71,15 @@ class Requests:
         return self.admission.in_hand
 
     def admit(self, client_id: str = "", tenant: Tenant = EVERYBODY) -> Call:
-        """A place for a call; close() gives it back. DualPathError DRAINING or OVERLOADED, ApiError 429.
+        """A place for a call; close() gives it back. DualPathError OVERLOADED, ApiError 429.
 
         client_id: the client's own name for it. Ours starts with that and is unique, also where a client repeats its.
         """
-        if self._draining:
-            raise DualPathError(ErrorCode.DRAINING, "this front end is shutting down")
         self.take(tenant, 1)
         return Call(self, f"{client_id or 'req'}-{secrets.token_hex(8)}", tenant)
 
-    async def drain(self) -> None:
-        """Admit nobody any more; returns once no request is in hand."""
-        self._draining = True
+    async def ended(self) -> None:
+        """Returns once no request is in hand."""
         await self._idle.wait()
 
     def fail_all(self, error: DualPathError) -> None:

@@ -67,7 +67,7 @@ class Frontend(Service):
         self.requests.restart_all()
 
     async def drain(self) -> None:
-        await self.requests.drain()
+        await self.requests.ended()
 
     def calm(self) -> bool:
         return len(self.requests) <= CALM_REQUESTS

@@ -275,6 +275,7 @@ class Scheduler(Service):
     async def _look_up(self, key: RequestKey, live: _Live) -> None:
         request, timeouts = live.request, self.config.timeouts
         block_size = self.config.model.block_size
+        until = monotonic() + timeouts.engines_s
         await self._presence.wait(timeouts.engines_s, *ENGINES)
         if monotonic() - self._opened_at < timeouts.heartbeat_timeout_s:
             await self._presence.wait(timeouts.lookup_s, Role.STORAGE_GATEWAY)  # it comes back to us as everybody does
@@ -285,6 +286,7 @@ class Scheduler(Service):
         else:
             limit = hit_block_limit(request.num_tokens, block_size)
             live.hit_blocks = min(max(request.hit_tokens, 0) // block_size, limit)
+        await self._presence.wait(until - monotonic(), *ENGINES)  # the only one may have left while we asked
         if self._live.get(key) is not live:
             return  # cancelled meanwhile
         self._apply(

@@ -89,6 +89,7 @@ async def test_draining_finishes_what_is_in_hand_and_takes_nothing_new(model: Pa
             attempt.finished(2)
 
         served.cluster.script = script
+        served.cluster.idle.clear()
         running = asyncio.create_task(served.stream())
         await served.cluster.until(lambda: len(served.cluster.requests) == 1)
         stopping = asyncio.create_task(served.frontend.stop())
