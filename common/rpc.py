@@ -26,6 +26,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from common.config import SecurityConfig, endpoint_host, is_loopback
 from common.errors import ConfigError, DualPathError, ErrorCode
 from common.faults import Faults
+from common.latest import Latest
 from common.log import get_logger
 from common.metrics import Metrics
 from common.wire import MAX_FRAME_BYTES, WireError, decode, encode, message
@@ -141,7 +142,7 @@ class Node:
         self._context = zmq.asyncio.Context()  # one node a process, so one context
         self._handlers: dict[type, Handler] = {}
         self._links: dict[str, Link] = {}
-        self._gone: set[str] = set()
+        self._gone: Latest[str] = Latest()
         self._router: zmq.asyncio.Socket | None = None
         self._authenticator: AsyncioAuthenticator | None = None
         self._readers: dict[object, asyncio.Task[None]] = {}

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from common.errors import DualPathError, ErrorCode
+from common.latest import Latest
 
 
 class Callers:
@@ -14,7 +15,7 @@ class Callers:
 
     def __init__(self) -> None:
         self._waiting: set[tuple[str, asyncio.Timeout]] = set()
-        self._departed: set[str] = set()
+        self._departed: Latest[str] = Latest()
 
     def check(self, caller: str) -> None:
         """DualPathError ENGINE_LOST for one that has left: a message of its may come after that."""

@@ -10,6 +10,7 @@ import asyncio
 import os
 from pathlib import Path
 
+from common.latest import Latest
 from common.messages import Member
 
 #: How often a process that has left is looked for, seconds.
@@ -23,7 +24,8 @@ class Fence:
     def __init__(self, host: str, write_s: float) -> None:
         self._host = host
         self._write_s = write_s
-        self._gone: dict[str, asyncio.Event] = {}
+        self._gone: Latest[str] = Latest()
+        self._awaited: dict[str, asyncio.Event] = {}
 
     async def left(self, member: Member) -> None:
         """The scheduler has given this member up; returns when it is gone for good."""
@@ -32,14 +34,15 @@ class Fence:
                 await asyncio.sleep(POLL_S)
         else:
             await asyncio.sleep(self._write_s)
-        self._event(member.incarnation).set()
+        self._gone.add(member.incarnation)
+        awaited = self._awaited.pop(member.incarnation, None)
+        if awaited is not None:
+            awaited.set()
 
     async def gone(self, incarnation: str) -> None:
         """Returns once that process has left and is fenced."""
-        await self._event(incarnation).wait()
-
-    def _event(self, incarnation: str) -> asyncio.Event:
-        return self._gone.setdefault(incarnation, asyncio.Event())
+        if incarnation not in self._gone:
+            await self._awaited.setdefault(incarnation, asyncio.Event()).wait()
 
 
 def _alive(pid: int) -> bool:

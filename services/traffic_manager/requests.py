@@ -15,6 +15,7 @@ from typing import Any
 from common.clock import monotonic
 from common.config import TimeoutsConfig
 from common.errors import DualPathError, ErrorCode
+from common.latest import REMEMBERED, Latest
 from common.log import get_logger
 from common.messages import Delivered, PeerReleased, PeerStaged, ReadQueue, Ready, Stage, StageFailed
 from common.metrics import Metrics
@@ -27,9 +28,6 @@ from services.traffic_manager.fence import Fence
 from services.traffic_manager.staging import SlotQueue, Staged
 from services.traffic_manager.store import BlockStoreClient
 from services.traffic_manager.tier import Tier
-
-#: Ended requests that are remembered, so that a peer's late message is answered instead of waited for.
-REMEMBERED = 4096
 
 
 class StagedRequests:
@@ -58,8 +56,8 @@ class StagedRequests:
         self._fence = fence
         self._spawn = spawn
         self._tell = tell
-        self._ended: OrderedDict[RequestKey, None] = OrderedDict()
-        self._departed: set[str] = set()  # peers, by incarnation
+        self._ended: Latest[RequestKey] = Latest()  # a peer's late message is answered instead of waited for
+        self._departed: Latest[str] = Latest()  # peers, by incarnation
         self._read_q = 0
         self._rate = ReadRate()
         self._metrics = metrics
@@ -121,9 +119,7 @@ class StagedRequests:
         self._end(staged.key)
 
     def _end(self, key: RequestKey) -> None:
-        self._ended[key] = None
-        while len(self._ended) > REMEMBERED:
-            self._ended.popitem(last=False)
+        self._ended.add(key)
 
     # -- what the sides do differently --
 

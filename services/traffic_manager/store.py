@@ -17,6 +17,7 @@ from common.breaker import Breaker
 from common.clock import monotonic
 from common.config import TimeoutsConfig
 from common.errors import DualPathError, ErrorCode
+from common.latest import Latest
 from common.log import get_logger
 from common.messages import Announce, Announced, BlockResults, Commit, Member, ReadBlocks, Reserve, Reserved
 from common.metrics import Metrics
@@ -75,7 +76,7 @@ class BlockStoreClient:
         self._failed = metrics.counter("storage_failures", "Blocks that could not be read or stored", ("operation",))
         self._announced: dict[bytes, Member] = {}  # blocks on their way, and the gateway that expects each
         self._takes_in: dict[str, RegionDescriptor] = {}  # where a gateway takes blocks in, by its incarnation
-        self._departed: set[str] = set()  # gateways that have left, by incarnation
+        self._departed: Latest[str] = Latest()  # gateways that have left, by incarnation
         self._breaker = Breaker(timeouts.breaker_s, monotonic)
         self._log = get_logger()
 
