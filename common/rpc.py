@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -26,7 +26,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from common.config import SecurityConfig, endpoint_host, is_loopback
 from common.errors import ConfigError, DualPathError, ErrorCode
 from common.faults import Faults
-from common.latest import Latest
+from common.latest import REMEMBERED, Latest
 from common.log import get_logger
 from common.metrics import Metrics
 from common.wire import MAX_FRAME_BYTES, WireError, decode, encode, message
@@ -147,7 +147,7 @@ class Node:
         self._authenticator: AsyncioAuthenticator | None = None
         self._readers: dict[object, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._last_call: dict[bytes, bytes] = {}
+        self._last_call: dict[bytes, bytes] = {}  # of each peer; who called least recently comes first
         self._pending = 0
         self._dropped = metrics.counter("messages_dropped", "Control messages dropped, by reason", ("reason",))
         self._log = get_logger().bind(node=identity)
@@ -302,9 +302,11 @@ class Node:
 
     def _repeated(self, identity: bytes, call_id: bytes) -> bool:
         """A peer numbers its calls in rising order and a link keeps order: an old number is a repeated call."""
-        repeated = call_id <= self._last_call.get(identity, b"")
-        self._last_call[identity] = max(call_id, self._last_call.get(identity, b""))
-        return repeated
+        last = self._last_call.pop(identity, b"")
+        self._last_call[identity] = max(call_id, last)
+        if len(self._last_call) > REMEMBERED:
+            del self._last_call[next(iter(self._last_call))]
+        return call_id <= last
 
     def _dispatch(self, kind: bytes, call_id: bytes, msg: Any, peer: Link | _Caller) -> None:
         handler = self._handlers.get(type(msg))
@@ -320,7 +322,7 @@ class Node:
                 if kind == CALL:
                     self._reply(peer, call_id, ErrorReply(ErrorCode.OVERLOADED, "too many calls at once"))
                 return
-            task = asyncio.create_task(self._answer(handler(msg, peer), kind, call_id, peer, type(msg).__name__))
+            task = asyncio.create_task(self._answer(handler, kind, call_id, msg, peer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             return
@@ -331,13 +333,11 @@ class Node:
         if kind == CALL:
             self._reply(peer, call_id, answer)
 
-    async def _answer(
-        self, work: Coroutine[Any, Any, Any], kind: bytes, call_id: bytes, peer: Link | _Caller, name: str
-    ) -> None:
+    async def _answer(self, handler: Handler, kind: bytes, call_id: bytes, msg: Any, peer: Link | _Caller) -> None:
         try:
-            answer = await work
+            answer = await handler(msg, peer)
         except Exception as error:
-            answer = self._failure(error, name)
+            answer = self._failure(error, type(msg).__name__)
         if kind == CALL:
             self._reply(peer, call_id, answer)
 
