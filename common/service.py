@@ -57,6 +57,7 @@ class Service:
         self.companions = AsyncExitStack()  # what this service leans on to its very end; closed last
         self.health = HealthServer(config.health.host, config.health.port, pages(self))
         self._enrolment: Enrolment | None = None
+        self._heartbeat: asyncio.Task[Any] | None = None
         self._unconfirmed: set[str] = set()  # members that we know of, and the scheduler of the moment does not
         self._unconfirmed_timer: asyncio.TimerHandle | None = None
         self._registered = False
@@ -132,6 +133,8 @@ class Service:
         self.draining = self._stopped = True
         if drain and self._started_at is not None:
             await self._drain()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()  # who has left does not register again
         if self._registered and self._enrolment is not None:
             await self._enrolment.leave(final=True)
         if self._unconfirmed_timer is not None:
@@ -207,7 +210,7 @@ class Service:
         await self._enrolment.begin()
         self._registered = True
         self._miss(*self.needs)
-        self.spawn(self._enrolment.keep(), "heartbeat", essential=True)
+        self._heartbeat = self.spawn(self._enrolment.keep(), "heartbeat", essential=True)
 
     async def enrolled(self) -> None:
         """Returns while a scheduler has us: at once, or when the next one does."""
@@ -261,7 +264,8 @@ class Service:
         if member is not None:
             self.log.info("member left", member=member.name, reason=reason)
             self.member_left(member, reason)
-            self.node.unlink(member.control)
+            if all(other.control != member.control for other in self.members.values()):  # else it is another's now
+                self.node.unlink(member.control)
             self._miss(member.role)
 
     def members_of(self, role: Role) -> list[Member]:

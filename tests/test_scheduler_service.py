@@ -58,14 +58,14 @@ async def test_both_engines_are_told_what_each_side_reads(model, tmp_path):
         prompt = [rng.randrange(3, 500) for _ in range(150)]
         await cluster.driver.generate(prompt, 2)
         await cluster.quiet()
-        tell = cluster.scheduler._tell
+        tell = cluster.scheduler._notices.tell
 
         def told(member, msg):
             if isinstance(msg, Assign):
                 assigned.append((member.name, msg))
             return tell(member, msg)
 
-        cluster.scheduler._tell = told
+        cluster.scheduler._notices.tell = told
         await cluster.driver.generate(prompt, 2)
     assert [name for name, _ in assigned] == ["decode-0", "prefill-0"]
     assert assigned[0][1] == assigned[1][1]

@@ -91,7 +91,6 @@ class ClientRequest:
         self._text = asked.text
         self._timeouts = home.config.timeouts
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + self._timeouts.request_s
         self._log = get_logger().bind(request=request_id)
         self._inbox = Inbox(home.turns)
         self._progress: Progress[Token] = Progress(asked.sampling.max_tokens)
@@ -100,6 +99,8 @@ class ClientRequest:
         self._gap_timer: asyncio.TimerHandle | None = None
         self._running = False  # engines may be at work on this attempt
         self._lost = True  # the next thing to do is to submit an attempt
+        self._submitting: asyncio.Timeout | None = None  # that is under way
+        self._given_up: DualPathError | None = None
         self._num_failures = 0
         self._pause_s = 0.0  # before the next attempt
         self._num_sent = 0
@@ -108,7 +109,7 @@ class ClientRequest:
         self.token_times: list[float] = []  # of the first, the second and the last token so far, at most
         self._reason: FinishReason | None = None
         self._outcome = "cancelled"  # until it ends otherwise
-        self._deadline_timer = self._loop.call_at(self._deadline, lambda: self.failed(self._too_late()))
+        self._deadline_timer = self._loop.call_later(self._timeouts.request_s, lambda: self.give_up(self._too_late()))
 
     # -- for the client's side --
 
@@ -216,6 +217,14 @@ class ClientRequest:
     def failed(self, error: DualPathError) -> None:
         self._inbox.put(self.attempt, error)
 
+    def give_up(self, error: DualPathError) -> None:
+        """It ends with this error, which must not be one that is retried, whatever it waits for: also between two
+        attempts, where nobody looks into the inbox."""
+        self._given_up = error
+        if self._submitting is not None and not self._submitting.expired():
+            self._submitting.reschedule(self._loop.time())
+        self.failed(error)
+
     def _settle(self) -> None:
         """After news of the running attempt: has it ended, or is something missing?"""
         if not self._running:
@@ -262,16 +271,24 @@ class ClientRequest:
         self._lost = False
         if self._end_if_complete():
             return
+        self._check_given_up()
         try:
-            async with asyncio.timeout_at(self._deadline):
+            async with asyncio.timeout(None) as self._submitting:
                 await asyncio.sleep(self._pause_s)
                 await self._home.enrolled()
+                if not self._end_if_complete():  # without a scheduler engines go on: the rest may have come meanwhile
+                    await self._start_attempt()
         except TimeoutError:
-            raise self._too_late() from None
-        if self._end_if_complete():  # without a scheduler engines go on: the rest may have come while we waited
-            return
-        if self._loop.time() >= self._deadline:
-            raise self._too_late()
+            self._check_given_up()
+        finally:
+            self._submitting = None
+
+    def _check_given_up(self) -> None:
+        """Raises an error of its own: with a traceback, one that is kept here would keep the prompt."""
+        if self._given_up is not None:
+            raise DualPathError(self._given_up.code, self._given_up.message) from None
+
+    async def _start_attempt(self) -> None:
         self.attempt += 1
         if self.attempt == 0:
             self.submitted_at = self._loop.time()
@@ -288,10 +305,9 @@ class ClientRequest:
             hit_tokens=self._asked.hit_tokens,
             salt=self._asked.salt,
         )
-        timeout = min(self._timeouts.call_s, self._deadline - self._loop.time())
         self._running = True
         try:
-            await self._home.scheduler.call(Submit(request), max(timeout, 0.0))
+            await self._home.scheduler.call(Submit(request), self._timeouts.call_s)
         except DualPathError as error:
             self._running = error.code is ErrorCode.UNREACHABLE  # it may have been accepted nevertheless
             raise

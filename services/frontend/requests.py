@@ -85,7 +85,7 @@ class Requests:
     def fail_all(self, error: DualPathError) -> None:
         """End every request in hand with this error, which must not be one that is retried."""
         for request in self._running.values():
-            request.failed(error)
+            request.give_up(error)
 
     def restart_all(self) -> None:
         """The scheduler has gone, and what it knew of requests with it: each goes on in a new attempt."""

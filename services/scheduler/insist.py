@@ -1,4 +1,4 @@
-"""An assignment that cannot be sent is sent again: the engine may only have lost its connection for a moment."""
+"""What cannot be sent is sent again: the member may only have lost its connection for a moment."""
 
 from __future__ import annotations
 

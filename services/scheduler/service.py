@@ -37,9 +37,9 @@ from common.messages import (
 from common.rpc import Link, Peer
 from common.service import Service
 from common.types import Request, RequestKey, Role, hit_block_limit
-from services.scheduler.insist import insist
 from services.scheduler.lookup import Lookup
 from services.scheduler.members import Members
+from services.scheduler.notices import Notices
 from services.scheduler.policy import (
     Action,
     CancelOn,
@@ -74,6 +74,7 @@ class _Live:
     frontend: str
     hit_blocks: int
     since: float
+    lookup: asyncio.Task[None] | None = None
 
 
 class Scheduler(Service):
@@ -98,6 +99,7 @@ class Scheduler(Service):
         self._live: dict[RequestKey, _Live] = {}
         self._started: dict[str, int] = {}  # requests ever assigned to each live engine
         self._presence = Presence(self.registry, self.leaving)
+        self._notices = Notices(self.node, self.registry, config.timeouts.call_s)
         self._opened_at = monotonic()
         self._lookup = Lookup(self._gateways, config.model.block_size, config.timeouts, monotonic)
         self._waiting = self.metrics.gauge("requests_waiting", "Requests not yet assigned to both engines")
@@ -147,7 +149,9 @@ class Scheduler(Service):
         self._count_members()
         self.node.welcome(member.control)
         others = [other for other in self.registry.all() if other.incarnation != member.incarnation]
-        self._broadcast(MemberJoined(member), others)
+        self._notices.broadcast(MemberJoined(member), others)
+        for other in self.leaving:
+            self._notices.tell(member, MemberLeaving(other))  # it has missed that
         if joined is not None:
             self._apply(joined)
         self.log.info("member joined", member=member.name, role=member.role.value)
@@ -180,7 +184,7 @@ class Scheduler(Service):
             self._remove(msg.incarnation, "has left")
         elif self.registry.get(msg.incarnation) is not None:
             self.leaving.add(msg.incarnation)
-            self._broadcast(MemberLeaving(msg.incarnation), self.registry.all())
+            self._notices.broadcast(MemberLeaving(msg.incarnation), self.registry.all())
             self._apply(EngineDraining(msg.incarnation))
         return Done()
 
@@ -207,10 +211,11 @@ class Scheduler(Service):
             return
         self._count_members()
         self.leaving.discard(incarnation)
-        self.node.unlink(member.control)
+        if all(other.control != member.control for other in self.registry.all()):  # else its port is another's now
+            self.node.unlink(member.control)
         self.log.info("member left", member=member.name, reason=reason)
-        self._tell(member, MemberLeft(incarnation, member.name, reason))
-        self._broadcast(MemberLeft(incarnation, member.name, reason), self.registry.all())
+        self._notices.tell(member, MemberLeft(incarnation, member.name, reason))
+        self._notices.broadcast(MemberLeft(incarnation, member.name, reason), self.registry.all())
         if member.role in ENGINES:
             self._started.pop(incarnation, None)
             self._apply(EngineLeft(incarnation))
@@ -222,19 +227,6 @@ class Scheduler(Service):
         for role in Role:
             if role is not self.role:
                 self._num_members.labels(role.value).set(len(self.registry.of(role)))
-
-    def _broadcast(self, msg: MemberJoined | MemberLeaving | MemberLeft, members: list[Member]) -> None:
-        for member in members:
-            self._tell(member, msg)
-
-    def _tell(self, member: Member, msg: object) -> bool:
-        """Send to a member; whether it went. One that cannot be reached is found dead by its missing heartbeats."""
-        try:
-            self.node.send_to(member.incarnation.encode(), msg)
-        except DualPathError as error:
-            self.log.debug("not delivered", member=member.name, type=type(msg).__name__, error=str(error))
-            return False
-        return True
 
     def _on_status(self, msg: GetStatus, peer: Peer) -> Status:
         members = [
@@ -269,7 +261,7 @@ class Scheduler(Service):
         for older in [old for old in self._live if old[0] == request.request_id and old[1] < request.attempt]:
             self._progress(RequestCancelled(older))
         live = self._live[key] = _Live(request, frontend.incarnation, 0, monotonic())
-        self.spawn(self._look_up(key, live), f"look up {request.request_id}", essential=True)
+        live.lookup = self.spawn(self._look_up(key, live), f"look up {request.request_id}", essential=True)
         return Accepted()
 
     async def _look_up(self, key: RequestKey, live: _Live) -> None:
@@ -287,16 +279,9 @@ class Scheduler(Service):
             limit = hit_block_limit(request.num_tokens, block_size)
             live.hit_blocks = min(max(request.hit_tokens, 0) // block_size, limit)
         await self._presence.wait(until - monotonic(), *ENGINES)  # the only one may have left while we asked
-        if self._live.get(key) is not live:
-            return  # cancelled meanwhile
-        self._apply(
-            RequestArrived(
-                key,
-                request.num_tokens,
-                live.hit_blocks * block_size,
-                -(-request.num_tokens // block_size),
-            )
-        )
+        live.lookup = None
+        num_blocks = -(-request.num_tokens // block_size)
+        self._apply(RequestArrived(key, request.num_tokens, live.hit_blocks * block_size, num_blocks))
 
     def _on_cancel(self, msg: Cancel, peer: Peer) -> None:
         self._progress(RequestCancelled((msg.request_id, msg.attempt)))
@@ -319,7 +304,9 @@ class Scheduler(Service):
             return
         self._apply(event)
         if isinstance(event, RequestEnded | RequestCancelled):
-            self._live.pop(event.key, None)
+            live = self._live.pop(event.key)
+            if live.lookup is not None:
+                live.lookup.cancel()
 
     def _apply(self, event: Event) -> None:
         now = monotonic()
@@ -359,22 +346,16 @@ class Scheduler(Service):
             case CancelOn():
                 engine = self.registry.get(action.engine)
                 if engine is not None:
-                    self._tell(engine, Cancel(*action.key))
+                    self._notices.make_sure(engine, Cancel(*action.key))
             case Fail():
                 live = self._live.pop(action.key)
                 frontend = self.registry.get(live.frontend)
                 if frontend is not None:
-                    self._tell(frontend, RequestFailed(*action.key, action.code, action.detail))
+                    self._notices.make_sure(frontend, RequestFailed(*action.key, action.code, action.detail))
 
     def _assign(self, key: RequestKey, live: _Live, member: Member, msg: Assign) -> None:
-        """An engine that is gone for good is found out by its heartbeats; a repeated assignment changes nothing."""
         lost = RequestErred(key, member.incarnation, ErrorCode.UNREACHABLE, f"{member.name} was not reached")
-        insist(
-            lambda: self._tell(member, msg),
-            lambda: self._live.get(key) is live and self.registry.get(member.incarnation) is not None,
-            lambda: self._progress(lost),
-            self.config.timeouts.call_s,
-        )
+        self._notices.make_sure(member, msg, lambda: self._live.get(key) is live, lambda: self._progress(lost))
 
     async def drain(self) -> None:
         """Front ends that stay take their requests to the next scheduler, at once: they wait for it. Those that end
@@ -387,6 +368,7 @@ class Scheduler(Service):
             await asyncio.sleep(0.05)
 
     async def shut(self) -> None:
+        self._notices.close()
         if self._recorder is not None:
             self._recorder.close()
 

@@ -123,6 +123,34 @@ async def test_a_drain_that_takes_too_long_ends_with_an_error_event(model: Path)
         await served.cluster.until(lambda: len(served.cluster.cancelled) == 1)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_drain_that_takes_too_long_tells_who_waits_to_be_submitted_again(model: Path, stream: bool) -> None:
+    """Between two attempts nobody waits for news of one."""
+    async with serve(model, timeouts__drain_s=0.1) as served:
+        served.cluster.refusal = DualPathError(ErrorCode.DRAINING, "says the scheduler")
+        running = asyncio.create_task(served.complete(stream=stream))
+        await served.cluster.until(lambda: len(served.cluster.requests) == 1)
+        await served.frontend.stop()
+        expect_error(await running, None, "this front end has shut down", status=504)
+
+
+async def test_a_drain_that_takes_too_long_tells_who_waits_for_a_scheduler(model: Path) -> None:
+    async with serve(model, timeouts__drain_s=0.1) as served:
+
+        async def script(attempt: Any) -> None:
+            served.frontend._enrolment.held.clear()  # type: ignore[union-attr]
+            attempt.failed(ErrorCode.ENGINE_LOST)
+
+        served.cluster.script = script
+        running = asyncio.create_task(served.complete(stream=True))
+        await served.cluster.until(lambda: len(served.cluster.requests) == 1)
+        async with asyncio.timeout(5):
+            while not served.metric("retries_total{code=engine_lost}"):
+                await asyncio.sleep(0.01)
+        await served.frontend.stop()
+        expect_error(await running, None, "this front end has shut down", status=504)
+
+
 async def test_refusals_of_the_scheduler_have_their_status(served: Served) -> None:
     for code, status in ((ErrorCode.OVERLOADED, 503), (ErrorCode.NO_ENGINES, 503), (ErrorCode.BAD_REQUEST, 400)):
         served.cluster.refusal = DualPathError(code, "says the scheduler")
