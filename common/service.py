@@ -96,6 +96,10 @@ class Service:
         """Whether so little is in hand that nobody minds a pause; None: Python's garbage collector may choose."""
         return None
 
+    async def break_off(self) -> None:
+        """End what is in flight to peers, now: the handlers and tasks that are being cancelled wait for its end. Called
+        once, also after a failed open()."""
+
     async def shut(self) -> None:
         """Free everything that open() took. Called once, also after a failed open()."""
 
@@ -139,10 +143,7 @@ class Service:
             await self._enrolment.leave(final=True)
         if self._unconfirmed_timer is not None:
             self._unconfirmed_timer.cancel()
-        await self.node.silence()  # from here on no message starts anything
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(self._end_tasks(), self.break_off())
         try:
             await self.shut()
             await self.node.close()
@@ -150,6 +151,12 @@ class Service:
         finally:
             await self.health.close()
             await self.companions.aclose()
+
+    async def _end_tasks(self) -> None:
+        await self.node.silence()  # from here on no message starts anything
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _drain(self) -> None:
         self.log.info("draining", seconds=self.config.timeouts.drain_s)

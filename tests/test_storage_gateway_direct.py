@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from common.storage.directory import DirectoryStore
+from services.storage_gateway.reader import DIRECT_BATCH_BLOCKS
 from tests.gateway_harness import BLOCK, World, gateway_model, payload_of, running, until
 
 
@@ -116,6 +117,23 @@ async def test_storage_that_is_not_verified_goes_through_staging(
         tm = await world.traffic_manager()
         await tm.store(["a"])
         assert await tm.read(["a"]) == [True] and sum(staged) == 1
+
+
+async def test_a_batch_opens_so_many_files_at_most(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staged: list[int]
+) -> None:
+    real, opened = DirectoryStore.open_parts, []
+
+    async def counting(self: DirectoryStore, keys: Any) -> Any:
+        opened.append(len(keys))
+        return await real(self, keys)
+
+    monkeypatch.setattr(DirectoryStore, "open_parts", counting)
+    async with running(model, tmp_path) as world:
+        tm = await world.traffic_manager()
+        await tm.store(list(range(60)))
+        assert await tm.read(list(range(60))) == [True] * 60
+    assert opened == [1, DIRECT_BATCH_BLOCKS, 60 - 1 - DIRECT_BATCH_BLOCKS] and not staged
 
 
 @pytest.mark.parametrize(("action", "ok"), [("fail", False), ("corrupt", False), ("delay", True)])

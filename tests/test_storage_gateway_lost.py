@@ -84,6 +84,23 @@ async def test_a_read_for_a_lost_caller_ends_at_once(
         await until(lambda: turns(world) == 2 and world.gateway.staging.in_use == 0 and open_files() == before)
 
 
+async def test_a_gateway_that_stops_does_not_wait_for_a_silent_caller(
+    model: Path, tmp_path: Path, silent: str, way: str
+) -> None:
+    async with running(model, tmp_path, storage__concurrency=2, **PATIENT) as world:
+        tm = await world.traffic_manager("tm")
+        await tm.store(NAMES)
+        before = open_files()
+        reading = asyncio.create_task(tm.read(NAMES, target=elsewhere(tm, silent)))
+        await until(lambda: "node/snic" in world.gateway._reader._turns and turns(world) == 0)
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(5):
+            await world.gateway.stop(drain=False)
+        assert open_files() < before
+        assert world.gateway.staging.reads.pool.num_used == 0
+        reading.cancel()
+
+
 async def test_one_that_waits_for_a_paced_nic_ends_at_once(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path, **PATIENT) as world:
         tm = await world.traffic_manager()

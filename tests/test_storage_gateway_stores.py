@@ -92,6 +92,26 @@ async def test_a_stalled_writers_places_are_quarantined_until_it_is_known_to_be_
         assert world.slots == (8, 0, 0)
 
 
+async def test_a_stalled_writer_gets_no_second_place_until_it_has_committed(model: Path, tmp_path: Path) -> None:
+    """It announces the block again for another request, while its first transfer may still arrive; giving that up must
+    not set the place free, and the second announcement must not lapse a second time."""
+    async with running(model, tmp_path, timeouts__store_s=0.3) as world:
+        tm, other = await world.traffic_manager("tm"), await world.traffic_manager("other")
+        await tm.announce(["a"])
+        await tm.reserve(["a"])
+        await asyncio.sleep(0.35)
+        assert await other.match([]) == 0
+        assert world.slots == (7, 0, 1)
+        assert await tm.announce(["a", "b", "a"]) == [False, True, False]
+        assert len(world.gateway.in_flight) == 1
+        await asyncio.sleep(0.35)
+        assert await other.match([]) == 0
+        assert world.slots == (7, 0, 1)
+        assert await other.store(["a"]) == [True]
+        assert await tm.commit(["a"], ok=[False]) == [False]
+        assert world.slots == (8, 0, 0)
+
+
 async def test_places_are_given_in_order_and_not_for_ever(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path, timeouts__store_s=0.5) as world:
         tm = await world.traffic_manager()

@@ -31,6 +31,8 @@ from services.storage_gateway.waiting import landed
 BATCH_BYTES = 512 << 10
 #: Blocks of at least so many bytes go straight from their files, about so many bytes as one transfer.
 DIRECT_BYTES, DIRECT_BATCH_BYTES = 256 << 10, 32 << 20
+#: But no more blocks than these, each of which is an open file.
+DIRECT_BATCH_BLOCKS = 32
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +82,8 @@ class BlockReader:
         self._patience_s = patience_s
         # half of the lane at most, so that a batch that hangs leaves room for others
         self._batch_blocks = max(1, min(BATCH_BYTES // lane.slot_bytes, lane.pool.total // 2))
-        self._direct_blocks = max(1, DIRECT_BATCH_BYTES // lane.slot_bytes) if lane.slot_bytes >= DIRECT_BYTES else 0
+        direct = min(DIRECT_BATCH_BLOCKS, max(1, DIRECT_BATCH_BYTES // lane.slot_bytes))
+        self._direct_blocks = direct if lane.slot_bytes >= DIRECT_BYTES else 0
         self._log = get_logger()
 
     async def read(

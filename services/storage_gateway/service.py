@@ -29,7 +29,7 @@ from common.model import Manifest, read_configured_model
 from common.rpc import Peer
 from common.service import Service
 from common.storage.directory import DirectoryStore
-from common.transport.base import TransferError
+from common.transport.base import TransferError, Transport
 from common.transport.region import RegionDescriptor
 from common.transport.select import open_transport
 from common.types import Role, split_keys
@@ -58,6 +58,7 @@ class StorageGateway(Service):
         super().__init__(config, name)
         self._opened = AsyncExitStack()
         self._callers = Callers()
+        self._transport: Transport | None = None
 
     async def open(self) -> None:
         storage, timeouts = self.config.storage, self.config.timeouts
@@ -75,6 +76,7 @@ class StorageGateway(Service):
         network = self.config.network
         transport = open_transport(network, network.snic, self.metrics, self.faults, timeouts.transfer_s)
         self._opened.push_async_callback(transport.close)
+        self._transport = transport
         await transport.start()
         await transport.pin(self.staging.memory)
         self.region = transport.register(self.staging.memory)
@@ -129,11 +131,15 @@ class StorageGateway(Service):
             await asyncio.sleep(DRAIN_POLL_S)
             self._writer.expire()
 
+    async def break_off(self) -> None:
+        if self._transport is not None:
+            try:
+                await self._transport.close()
+            except TransferError as error:  # a peer still holds on to staging memory, which goes with the process
+                self.log.warning("transport not closed in order", error=str(error))
+
     async def shut(self) -> None:
-        try:
-            await self._opened.aclose()
-        except TransferError as error:  # a peer still holds on to staging memory, which goes with the process
-            self.log.warning("transport not closed in order", error=str(error))
+        await self._opened.aclose()
 
     async def _on_match(self, msg: Match, peer: Peer) -> Matched:
         rule = await self.faults.point("storage.match")

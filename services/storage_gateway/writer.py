@@ -62,11 +62,16 @@ class BlockWriter:
         self._log = get_logger()
 
     async def announce(self, writer: str, keys: list[bytes]) -> list[bool]:
-        """Which blocks the writer shall send: neither stored nor on their way. Aligned with keys."""
+        """Which blocks the writer shall send: neither stored nor on their way, nor in a place of its. Aligned with
+        keys."""
         self._callers.check(writer)
         self.expire()
         # claimed before the query, which so sees what is published meanwhile
         wanted = self._in_flight.announce(writer, keys, self._clock())
+        # the writer may still write to a place whose announcement has lapsed: no second one until it has committed
+        placed = {key for key, mine in zip(keys, wanted, strict=True) if mine and (writer, key) in self._places}
+        self._in_flight.settle(writer, placed)
+        wanted = [mine and key not in placed for key, mine in zip(keys, wanted, strict=True)]
         claimed = [key for key, mine in zip(keys, wanted, strict=True) if mine]
         release = set(claimed)  # all of them, should the query fail
         try:
