@@ -31,12 +31,12 @@ MAX_PAYLOAD_BYTES = 64 << 20
 FRAME_BYTES = 8 << 20
 MAX_RUNS = 2048
 RUN_BYTES = 16
-#: So many frames of one stream, and about so many bytes, may be under way. It bounds how long a stopped transfer takes
-#: to be quiet.
+#: So many frames of one stream, and about so many bytes, may be under way: more than the sockets hold, so that a sender
+#: waits for room in them, not for answers. It bounds how long a stopped transfer takes to be quiet.
 MAX_UNACKED = 64
-MAX_UNACKED_BYTES = 16 << 20
-#: One vectored call moves so much at most, between its checksum and its copy it stays in the processor's cache.
-CHUNK_BYTES = 512 << 10
+MAX_UNACKED_BYTES = 32 << 20
+#: One vectored call sends so much at most: between its checksum and its copy it stays in the processor's cache.
+CHUNK_BYTES = 1 << 20
 MAX_SLICES = 128
 #: Where a frame has many runs, shorter than this on average, its bytes are gathered before they are sent, and scattered
 #: when all of them have been received: cheaper than a place of its own for each in the vectored calls.

@@ -102,10 +102,11 @@ class MemoryFlow(Flow):
 
     def begin(self, traffic_class: int, scratch: Scratch) -> Frame:
         runs = self._runs.popleft()
-        num_bytes = int(runs[:, 2].sum())
+        sources, _, lengths = runs.T.tolist()
+        num_bytes = sum(lengths)
         head = self.header(traffic_class, len(runs), num_bytes, pack_table(runs))
         if not has_short_runs(len(runs), num_bytes):
-            return MemoryFrame(self, head, self._source.view, Cursor(runs[:, 0].tolist(), runs[:, 2].tolist()))
+            return MemoryFrame(self, head, self._source.view, Cursor(sources, lengths))
         gathered = scratch.first(num_bytes)
         copy_runs(self._source.view, gathered, np.stack([runs[:, 0], packed(runs[:, 2]), runs[:, 2]], axis=1))
         return MemoryFrame(self, head, gathered, Cursor([0], [num_bytes]))
