@@ -4,6 +4,7 @@ it tells of everybody's load."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -49,6 +50,9 @@ from services.frontend.tool_calls import with_parsed_arguments
 from services.frontend.tool_parser import ToolParser
 
 MAX_BODY_BYTES = 32 << 20
+#: To parse a longer one takes the event loop for milliseconds, and so do the checks of what is in it: others have a turn
+#: in between.
+LONG_BODY_BYTES = 256 << 10
 #: What we take over of a client's X-Request-Id.
 CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -260,4 +264,7 @@ async def _read(request: Request, schema: type[Body]) -> Body:
         body += piece
         if len(body) > MAX_BODY_BYTES:
             raise ApiError(f"the body is limited to {MAX_BODY_BYTES} bytes", status=413)
-    return parse(schema, bytes(body))
+    request = parse(schema, bytes(body))
+    if len(body) > LONG_BODY_BYTES:
+        await asyncio.sleep(0)
+    return request
