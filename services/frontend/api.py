@@ -50,8 +50,8 @@ from services.frontend.tool_calls import with_parsed_arguments
 from services.frontend.tool_parser import ToolParser
 
 MAX_BODY_BYTES = 32 << 20
-#: To parse a longer one takes the event loop for milliseconds, and so do the checks of what is in it: others have a turn
-#: in between.
+#: To parse a longer one takes the event loop for milliseconds, and so do the checks of what is in it: others have a
+#: turn in between.
 LONG_BODY_BYTES = 256 << 10
 #: What we take over of a client's X-Request-Id.
 CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -264,7 +264,7 @@ async def _read(request: Request, schema: type[Body]) -> Body:
         body += piece
         if len(body) > MAX_BODY_BYTES:
             raise ApiError(f"the body is limited to {MAX_BODY_BYTES} bytes", status=413)
-    request = parse(schema, bytes(body))
+    parsed = parse(schema, bytes(body))
     if len(body) > LONG_BODY_BYTES:
         await asyncio.sleep(0)
-    return request
+    return parsed
