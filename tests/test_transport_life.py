@@ -47,6 +47,27 @@ def test_cancel_returns_when_both_memories_are_quiet(loop: str, kind: str) -> No
 
 @each_loop
 @each_kind
+def test_whoever_cancels_is_not_back_before_that_even_if_cancelled(loop: str, kind: str) -> None:
+    async def scenario() -> None:
+        async with pair(kind) as (writer, peer):
+            source, _ = writer.region(32 * MIB, 1)
+            target, _ = peer.region(32 * MIB)
+            for ticks in (1, 5, 20):
+                doomed = writer.copy(source, target)
+                for _ in range(ticks):
+                    await asyncio.sleep(0.0002)
+                cancelling = asyncio.ensure_future(doomed.cancel())
+                for _ in range(2):
+                    await asyncio.sleep(0)
+                    cancelling.cancel()
+                await asyncio.wait({cancelling})
+                assert doomed.task.done()
+
+    run(loop, scenario())
+
+
+@each_loop
+@each_kind
 def test_a_caller_that_stops_waiting_does_not_stop_the_transfer(loop: str, kind: str) -> None:
     async def scenario() -> None:
         async with pair(kind) as (writer, peer):

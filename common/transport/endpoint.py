@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from common.faults import Fault, Faults
 from common.metrics import Metrics
+from common.tasks import settle
 from common.transport.base import Batch, FileBatch, Intent, TransferError, check_runs
 from common.transport.classes import CLASS_OF_INTENT, TRAFFIC_CLASSES
 from common.transport.files import FileJob, check_places
@@ -50,7 +51,7 @@ class TaskTransfer:
     async def cancel(self) -> None:
         if not self.task.cancelling():
             self.task.cancel()
-        await asyncio.wait({self.task})
+        await settle(self.task)
 
 
 @dataclass(slots=True)
