@@ -9,10 +9,12 @@ from typing import Any
 
 from common.errors import DualPathError, ErrorCode
 from common.faults import Fault
-from common.messages import MemberJoined, MemberLeaving, MemberLeft
+from common.messages import MemberJoined, MemberLeaving, MemberLeft, ReadBlocks
+from common.rpc import Peer
 from common.service import Service
-from common.types import Sampling
+from common.types import ReadPath, Role, Sampling
 from services.storage_gateway.service import StorageGateway
+from services.traffic_manager.store import ReadOutcome
 from tests.cluster import cluster_config, random_prompt, run_cluster
 from tests.lifecycle_harness import Live, client_of, live_cluster
 
@@ -103,6 +105,56 @@ async def test_a_gateway_may_get_the_port_of_one_that_died(tmp_path: Path) -> No
             await client.ask([1] * 100, 4, stream=True)
         assert client.failed == [] and live.cluster.scheduler.failure is None
         assert live.cluster.traffic_managers["decode-0"].node.link(port)
+
+
+async def test_a_read_from_one_that_died_ends_also_where_another_has_its_port(tmp_path: Path) -> None:
+    """Its slots are in doubt for as long as nobody knows that no answer comes."""
+    async with live_cluster(tmp_path, **SHORT) as live:
+        port, asked = live.gateways["gateway-0"].node.endpoint, asyncio.Event()
+
+        class There(StorageGateway):
+            control = port
+
+        async def silent(msg: ReadBlocks, peer: Peer) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        live.gateways["gateway-0"].node._handlers[ReadBlocks] = silent
+        manager = live.cluster.traffic_managers["prefill-0"]
+        reading = asyncio.create_task(manager._store.read("one", ReadPath.PE, [bytes(32)], [0]))
+        await asked.wait()
+        await live.kill("gateway-0")
+        live.gateways["gateway-1"] = There(live.config, "gateway-1")
+        await live.gateways["gateway-1"].start()
+        new = live.gateways["gateway-1"].incarnation
+        await until(lambda: list(manager.members_of(Role.STORAGE_GATEWAY)) == [manager.members.get(new)])
+        async with asyncio.timeout(5):
+            doubt = (await reading).doubt
+            assert doubt is not None
+            await doubt
+        assert await manager._store.read("two", ReadPath.PE, [bytes(32)], [0]) == ReadOutcome(0)
+
+
+async def test_news_wait_for_a_member_until_it_is_given_up(tmp_path: Path) -> None:
+    """Who cannot be reached for longer than a call may take, but lives, does not take the dead for alive afterwards."""
+    async with live_cluster(tmp_path, gateways=2, timeouts__call_s=0.2, timeouts__heartbeat_s=0.2) as live:
+        node, frontend = live.cluster.scheduler.node, live.frontends["frontend-0"]
+        send, away = node.send_to, True
+
+        def send_to(identity: bytes, msg: object) -> None:
+            if away and identity == frontend.incarnation.encode():
+                raise DualPathError(ErrorCode.UNREACHABLE, "as the test says")
+            send(identity, msg)
+
+        node.send_to = send_to  # type: ignore[method-assign]
+        gone = live.gateways["gateway-0"].incarnation
+        await live.stop("gateway-0")
+        await asyncio.sleep(1.0)
+        away = False
+        assert live.cluster.scheduler.registry.get(frontend.incarnation) is not None
+        async with asyncio.timeout(2):
+            while gone in frontend.members:
+                await asyncio.sleep(0.02)
 
 
 async def test_who_has_left_does_not_register_again(tmp_path: Path) -> None:

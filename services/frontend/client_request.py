@@ -223,7 +223,7 @@ class ClientRequest:
         self._given_up = error
         if self._submitting is not None and not self._submitting.expired():
             self._submitting.reschedule(self._loop.time())
-        self.failed(error)
+        self.failed(self._last_word(error))
 
     def _settle(self) -> None:
         """After news of the running attempt: has it ended, or is something missing?"""
@@ -284,9 +284,13 @@ class ClientRequest:
             self._submitting = None
 
     def _check_given_up(self) -> None:
-        """Raises an error of its own: with a traceback, one that is kept here would keep the prompt."""
         if self._given_up is not None:
-            raise DualPathError(self._given_up.code, self._given_up.message) from None
+            raise self._last_word(self._given_up) from None
+
+    @staticmethod
+    def _last_word(error: DualPathError) -> DualPathError:
+        """To be raised: with a traceback, the one that is kept here would keep the prompt."""
+        return DualPathError(error.code, error.message)
 
     async def _start_attempt(self) -> None:
         self.attempt += 1

@@ -13,13 +13,12 @@ from services.scheduler.members import Members
 
 
 class Notices:
-    """patience_s: how long a member that cannot be reached is told again. One that is gone for good is found out by its
-    heartbeats, and a repeated message changes nothing."""
+    """Who cannot be reached is told again. One that is gone for good is found out by its heartbeats, and a repeated
+    message changes nothing."""
 
-    def __init__(self, node: Node, registry: Members, patience_s: float) -> None:
+    def __init__(self, node: Node, registry: Members) -> None:
         self._node = node
         self._registry = registry
-        self._patience_s = patience_s
         self._open = True
         self._log = get_logger()
 
@@ -38,13 +37,14 @@ class Notices:
         msg: object,
         wanted: Callable[[], bool] = lambda: True,
         failed: Callable[[], None] = lambda: None,
+        patience_s: float = float("inf"),
     ) -> None:
         """Again and again while it is wanted and the member is there; failed() once patience is over."""
 
         def still() -> bool:
             return self._open and wanted() and self._registry.get(member.incarnation) is not None
 
-        insist(lambda: self.tell(member, msg), still, failed, self._patience_s)
+        insist(lambda: self.tell(member, msg), still, failed, patience_s)
 
     def broadcast(self, msg: MemberJoined | MemberLeaving | MemberLeft, members: list[Member]) -> None:
         """Nobody says it again. Of one that has left since, only that it has left."""

@@ -99,7 +99,7 @@ class Scheduler(Service):
         self._live: dict[RequestKey, _Live] = {}
         self._started: dict[str, int] = {}  # requests ever assigned to each live engine
         self._presence = Presence(self.registry, self.leaving)
-        self._notices = Notices(self.node, self.registry, config.timeouts.call_s)
+        self._notices = Notices(self.node, self.registry)
         self._opened_at = monotonic()
         self._lookup = Lookup(self._gateways, config.model.block_size, config.timeouts, monotonic)
         self._waiting = self.metrics.gauge("requests_waiting", "Requests not yet assigned to both engines")
@@ -355,7 +355,10 @@ class Scheduler(Service):
 
     def _assign(self, key: RequestKey, live: _Live, member: Member, msg: Assign) -> None:
         lost = RequestErred(key, member.incarnation, ErrorCode.UNREACHABLE, f"{member.name} was not reached")
-        self._notices.make_sure(member, msg, lambda: self._live.get(key) is live, lambda: self._progress(lost))
+        patience_s = self.config.timeouts.call_s
+        self._notices.make_sure(
+            member, msg, lambda: self._live.get(key) is live, lambda: self._progress(lost), patience_s
+        )
 
     async def drain(self) -> None:
         """Front ends that stay take their requests to the next scheduler, at once: they wait for it. Those that end

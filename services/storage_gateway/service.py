@@ -29,7 +29,7 @@ from common.model import Manifest, read_configured_model
 from common.rpc import Peer
 from common.service import Service
 from common.storage.directory import DirectoryStore
-from common.transport.base import TransferError, Transport
+from common.transport.base import Transport
 from common.transport.region import RegionDescriptor
 from common.transport.select import open_transport
 from common.types import Role, split_keys
@@ -133,10 +133,7 @@ class StorageGateway(Service):
 
     async def break_off(self) -> None:
         if self._transport is not None:
-            try:
-                await self._transport.close()
-            except TransferError as error:  # a peer still holds on to staging memory, which goes with the process
-                self.log.warning("transport not closed in order", error=str(error))
+            await self._transport.close()
 
     async def shut(self) -> None:
         await self._opened.aclose()

@@ -1,7 +1,8 @@
 """When a process that has left can no longer write into our memory.
 
 A peer on this host may hold a mapping, so it counts as gone only when its process is. A peer elsewhere ends itself when
-its lease does (common.service), and what it has begun by then ends within the deadline of a transfer or a storage read.
+its lease does (common.enrolment), and what it has begun by then ends within the deadline of a transfer or of a storage
+read.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from common.messages import (
 from common.model import read_configured_model
 from common.rpc import Peer
 from common.service import Service
-from common.transport.base import Batch, Intent, TransferError
+from common.transport.base import Batch, Intent
 from common.transport.memory import Memory, host_identity
 from common.transport.nic import Nic
 from common.transport.region import RegionDescriptor
@@ -306,11 +306,8 @@ class TrafficManager(Service):
             await asyncio.sleep(0.02)
 
     async def break_off(self) -> None:
-        for transport in (self._compute, self._storage) if hasattr(self, "_compute") else ():
-            try:
-                await transport.close()
-            except TransferError as error:  # a peer still holds on to our memory, which goes with the process
-                self.log.warning("transport not closed in order", error=str(error))
+        if hasattr(self, "_compute"):
+            await asyncio.gather(self._compute.close(), self._storage.close())
 
     async def shut(self) -> None:
         if hasattr(self, "_compute"):  # what tasks have registered while they ended goes too

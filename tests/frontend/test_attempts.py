@@ -117,6 +117,25 @@ async def test_what_has_failed_is_freed_without_a_collection(served: Served, n: 
     assert kept == []
 
 
+@pytest.mark.parametrize("body", [{}, {"n": 2}, {"stream": True}])
+async def test_what_is_over_its_deadline_is_freed_without_a_collection(model: Path, body: dict[str, Any]) -> None:
+    async def script(attempt: Attempt) -> None:
+        attempt.tokens(encode("a"))
+
+    async with serve(model, timeouts__request_s=0.2) as served:
+        served.cluster.script = script
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                assert "deadline" in (await served.complete(**body)).text
+            await served.ended()
+            kept = [each for each in gc.get_objects() if isinstance(each, ClientRequest)]
+        finally:
+            gc.enable()
+        assert kept == []
+
+
 async def test_a_stream_that_has_begun_ends_with_an_error_event(served: Served) -> None:
     served.cluster.script = loses(ErrorCode.INTERNAL, after=2, times=99)
     events = await served.stream(stream_options={"include_usage": True})
