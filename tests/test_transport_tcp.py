@@ -323,6 +323,31 @@ def test_a_listener_that_lies_or_stalls_fails_the_transfer(
 
 
 @each_loop
+def test_a_reset_right_behind_an_answer_is_noticed(loop: str) -> None:
+    """A loop may tell of both at once, and not again."""
+
+    async def scenario() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        async with end("tcp", transfer_s=30.0) as writer:
+            source, _ = writer.region(10, 9)
+            host, port = listener.getsockname()
+            target = RegionDescriptor(bytes(16), 10, "elsewhere", "", f"{host}:{port}")
+            first, second = writer.copy(source, target), writer.copy(source, target)
+            peer, _ = await asyncio.to_thread(listener.accept)
+            await asyncio.to_thread(peer.recv, 2 * (HEADER_BYTES + 16 + 10 + 8), socket.MSG_WAITALL)
+            peer.sendall(ACK.pack(0, Status.OK))
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.close()
+            async with asyncio.timeout(10):
+                await first
+                with pytest.raises(TransferError, match="reset"):
+                    await second
+        listener.close()
+
+    run(loop, scenario())
+
+
+@each_loop
 def test_a_deadline_ends_only_what_has_begun_on_a_dead_stream(loop: str) -> None:
     """A peer that accepts and never reads: transfers of every class fail at their own deadlines, cancel() returns."""
 

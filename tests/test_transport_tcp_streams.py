@@ -19,10 +19,10 @@ from common.faults import Faults
 from common.metrics import Metrics
 from common.transport.base import Batch, Intent, make_runs
 from common.transport.classes import CLASS_OF_INTENT, COLLECTIVE, TRAFFIC_CLASSES, mark
-from common.transport.loopback import do_not_pace_loopback
 from common.transport.memory import Memory
 from common.transport.region import RegionDescriptor
 from common.transport.select import open_transport
+from common.transport.sockets import do_not_pace_loopback
 from tests.transport_support import MIB, done, each_loop, end, noise, pair, run
 
 SIZE = 4096

@@ -20,8 +20,8 @@ from common.errors import ConfigError
 from common.metrics import Metrics
 from common.transport.classes import TRAFFIC_CLASSES, mark
 from common.transport.copying import copy_runs
-from common.transport.loopback import do_not_pace_loopback
 from common.transport.mover import Region, Regions
+from common.transport.sockets import check_not_reset, do_not_pace_loopback
 from common.transport.tcp_frames import (
     ACK,
     CHECKSUM,
@@ -102,6 +102,7 @@ class Stream:
         self._turn = 0
         try:
             wanted = next(self._steps)
+            check_not_reset(self._sock)
             self._acknowledge()
             if wanted != self._wanted:
                 self._wanted = wanted
@@ -202,7 +203,7 @@ class Stream:
         status = yield from self._verified(xxh3_64_intdigest(payload))
         if status is not Status.OK or not region.registered:
             return Status.UNKNOWN_REGION if status is Status.OK else status
-        _check_not_reset(self._sock)
+        check_not_reset(self._sock)
         offsets, lengths = np.array(table, dtype=np.int64)
         copy_runs(payload, region.memory.view, np.stack([packed(lengths), offsets, lengths], axis=1))
         return Status.OK
@@ -323,8 +324,9 @@ class Listener:
 
 def _receive_some(sock: socket.socket, region: Region, cursor: Cursor, digest: xxh3_64, checksum: memoryview) -> int:
     """One vectored call, and the digest while the bytes are in the processor's cache. The bytes of the checksum that
-    came with the last of the payload."""
-    _check_not_reset(sock)
+    came with the last of the payload. Nothing of a peer that has reset the connection is written any more: its transfer
+    has failed there, and the memory may soon belong to another."""
+    check_not_reset(sock)
     views = cursor.slices(region.memory.view, most_bytes=TAKE_BYTES)
     rest = received = sock.recvmsg_into([*views, checksum] if sum(map(len, views)) == cursor.remaining else views)[0]
     if not received:
@@ -337,10 +339,3 @@ def _receive_some(sock: socket.socket, region: Region, cursor: Cursor, digest: x
             break
     cursor.advance(received - rest)
     return rest
-
-
-def _check_not_reset(sock: socket.socket) -> None:
-    """Nothing of a peer that has reset the connection is written any more: its transfer has failed there, and the
-    memory may soon belong to another."""
-    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-        raise ConnectionResetError

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from common.transport.classes import TRAFFIC_CLASSES, TrafficClass, mark
-from common.transport.loopback import do_not_pace_loopback
+from common.transport.sockets import check_not_reset, do_not_pace_loopback
 from common.transport.tcp_frames import ACK, MAX_UNACKED, MAX_UNACKED_BYTES, TURN_BYTES, Scratch, Status
 from common.transport.tcp_sending import Flow, Frame
 
@@ -177,6 +177,10 @@ class Connection:
                 flow.settle()
             else:
                 flow.stop(f"{self._address} refused the write: {_REASONS.get(status, status)}")
+        try:
+            check_not_reset(self._sock)
+        except OSError as error:
+            self.reset(f"{self._address}: {error}")
         self._watch()
 
 

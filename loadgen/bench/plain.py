@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 
 import xxhash
 
-from common.transport.loopback import do_not_pace_loopback
 from common.transport.memory import Memory
+from common.transport.sockets import do_not_pace_loopback
 from loadgen.bench.pieces import Layout
 from loadgen.bench.side import Side
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import xxhash
 
 from common.storage.format import HEADER_BYTES, parse_header
-from common.transport.loopback import do_not_pace_loopback
 from common.transport.memory import Memory
+from common.transport.sockets import do_not_pace_loopback
 from loadgen.bench.pieces import Layout
 from loadgen.bench.plain import receive_exactly
 from loadgen.bench.side import Side
